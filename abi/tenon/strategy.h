@@ -1,0 +1,64 @@
+/* The strategy table: a strategy is a pass over the program.
+ *
+ * Functions are called in the order of this table, all [main], with the instance that
+ * create made. place and lower run for each strategy in the order of the manifest's chain.
+ * A function that a strategy does not need is NULL. */
+#ifndef TENON_STRATEGY_H
+#define TENON_STRATEGY_H
+
+#include <tenon/program_edit.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One axis of the mesh that the strategy adds. Axes of one strategy are given fastest first. */
+struct tn_axis {
+    uint32_t struct_size;
+    int32_t size;
+    const char *name; /* [a-z][a-z0-9_]*, unique in the job; lives as long as the instance */
+};
+
+/* One slot of a pipeline schedule: run region's ops of `stage` for micro-batch `micro`. */
+struct tn_slot {
+    uint32_t struct_size;
+    uint32_t region; /* TN_REGION_FORWARD, TN_REGION_BACKWARD */
+    int32_t stage;
+    int32_t micro;
+};
+
+struct tn_strategy {
+    uint32_t struct_size;
+
+    /* Reads options from the host; *self is the instance. On failure *self stays NULL. */
+    tn_status (*create)(const struct tn_host *host, void **self);
+    void (*destroy)(void *self); /* accepts NULL */
+
+    /* The axes it adds. `size` is its option "size" (with `auto` resolved to what is left of
+     * the world), 1 if it has no such option. NULL: one axis of that size named by the
+     * plugin's id, if it has the option. Writes at most `cap` to `axes`, the number to *n. */
+    tn_status (*axes)(void *self, int32_t size, struct tn_axis *axes, int32_t cap, int32_t *n);
+
+    /* Reports every problem with the job as it is (host->problem; sizes from "tn.facts/1").
+     * `size` as for axes. Builds nothing. */
+    tn_status (*check)(void *self, int32_t size);
+
+    /* Who owns what: placements of params, inputs and states, wants, stages, rewrites. The
+     * program has global shapes; whatever is left unplaced becomes replicate. */
+    tn_status (*place)(void *self, struct tn_program *program);
+
+    /* Lifetimes: gather, recompute, off-load, buckets. The program has placements and
+     * collectives. */
+    tn_status (*lower)(void *self, struct tn_program *program);
+
+    /* The order of micro-batches on this rank's stages; at most one strategy of a chain has
+     * it. Writes at most `cap` slots, their number to *n. NULL: each micro-batch forward and
+     * backward, in turn. */
+    tn_status (*schedule)(void *self, const struct tn_program *program, int32_t micro_batches,
+                          struct tn_slot *slots, uint32_t cap, uint32_t *n);
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

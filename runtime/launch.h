@@ -1,0 +1,32 @@
+/* Launch: how this process becomes a rank, or the parent of all ranks.
+ *
+ * `tenon run` without RANK in the environment starts one process a rank: itself again, with RANK, WORLD_SIZE,
+ * LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and TENON_TOKEN) set. With them it joins. So a rank
+ * never knows which launcher started it. */
+#ifndef TENON_LAUNCH_H
+#define TENON_LAUNCH_H
+
+#include <stdint.h>
+
+#include "store.h"
+
+struct tn_rank {
+    int32_t rank, world;
+    struct tn_store_server *server; /* in rank 0 where no launcher of ours serves; else NULL */
+    struct tn_store *store;
+    struct tn_bootstrap bootstrap;
+};
+
+/* 1 if the environment says which rank this is; 0 if not; -1 if it says so badly (text in error: which variable,
+ * its value, what would work). */
+int tn_launch_joined(int32_t *rank, int32_t *world, char *error, size_t error_bytes);
+/* Starts `world` ranks of this very command line, waits, passes signals on, ends all when one fails, and returns the
+ * exit code: 0 if all ended with 0, else that of the first that failed (2 stays 2), 1 when one was killed. Nothing is left running. */
+int tn_launch_local(int32_t world, char **argv);
+/* Becomes the rank that the environment names: store, bootstrap. Failure: text in error. */
+tn_status tn_rank_init(struct tn_rank *rank, uint64_t timeout_ns, char *error, size_t error_bytes);
+void tn_rank_finish(struct tn_rank *rank); /* orderly: peers do not take it for a death */
+/* Set once SIGINT or SIGTERM arrived in this rank: the step loop ends after the step. */
+int tn_rank_interrupted(void);
+
+#endif
