@@ -11,7 +11,6 @@ import math
 import pathlib
 import struct
 
-import numpy
 import torch
 from torch.nn import functional as F
 
@@ -23,7 +22,7 @@ EPS = 1e-6
 MASKED = -1
 
 CASES = {
-    "gpt2": dict(std=0.06, family="gpt2", layers=2, hidden=32, heads=4, kv_heads=4, mlp=128, tied=True, norm_eps=1e-5),
+    "gpt2": dict(std=0.03, family="gpt2", layers=2, hidden=32, heads=4, kv_heads=4, mlp=128, tied=True, norm_eps=1e-5),
     "llama": dict(std=0.1, family="llama", layers=2, hidden=32, heads=4, kv_heads=2, mlp=48, tied=False, norm_eps=1e-6),
     # Qwen's variations on Llama: biases, normed heads, tied head, heads wider than hidden / heads.
     "qwen": dict(std=0.1, family="llama", layers=2, hidden=32, heads=4, kv_heads=1, head_dim=12, mlp=48, tied=True,
@@ -194,9 +193,9 @@ def save(path, tensors):
     """safetensors: u64 length, JSON padded to 8 bytes, data in the order of the header."""
     header, data = {}, b""
     for name, tensor in tensors.items():
-        integer = not tensor.is_floating_point()
-        raw = tensor.detach().numpy().astype(numpy.int32 if integer else numpy.float32).astype("<i4" if integer else "<f4")
-        header[name] = {"dtype": "I32" if integer else "F32", "shape": list(raw.shape),
+        dtype, kind = ("F32", "<f4") if tensor.is_floating_point() else ("I32", "<i4")
+        raw = tensor.detach().numpy().astype(kind)
+        header[name] = {"dtype": dtype, "shape": list(raw.shape),
                         "data_offsets": [len(data), len(data) + raw.nbytes]}
         data += raw.tobytes()
     text = json.dumps(header, separators=(",", ":")).encode()
