@@ -10,22 +10,32 @@
 #include "base/arena.h"
 #include "base/diag.h"
 
+enum { TN_MANIFEST_MOST_BYTES = 1 << 20, TN_MANIFEST_MOST_KEYS = 4096 };
+
 struct tn_entry {
     const char *section, *key, *value;
     struct tn_where where; /* file "--set" and line 0 for an override */
     int used;              /* set by options.c once some table knew the key */
 };
 
-struct tn_manifest {
-    struct tn_arena arena;
-    const char *path, *folder; /* of the file; folder is absolute */
-    struct tn_entry *entries;  /* in file order, then overrides that were new */
-    size_t count, cap;
-    uint64_t hash;             /* of all entries, for the ranks' comparison */
+struct tn_section {
+    const char *name;
+    struct tn_where where; /* of its "[name]" line */
 };
 
-/* Reads `path` and applies `overrides` ("section.key=value"). Problems go to diag; the manifest is usable
- * (and must be finished) in any case. */
+struct tn_manifest {
+    struct tn_arena arena;
+    const char *path, *folder;   /* of the file; folder is absolute */
+    int readable;                /* 0: nothing could be read, so that nothing is missing either */
+    struct tn_entry *entries;    /* in file order, then overrides that were new */
+    size_t count, cap;
+    struct tn_section *sections; /* in file order, also those without keys */
+    size_t section_count, section_cap;
+    uint64_t hash;               /* of all entries, for the ranks' comparison */
+};
+
+/* Reads `path` and applies `overrides` ("section.key=value"; of two for one key the later holds). Problems go to
+ * diag; the manifest is usable (and must be finished) in any case. */
 void tn_manifest_init(struct tn_manifest *m, const char *path, const char *const *overrides, size_t n_overrides,
                       struct tn_diag *diag);
 void tn_manifest_finish(struct tn_manifest *m);
