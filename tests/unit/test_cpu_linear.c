@@ -1,0 +1,263 @@
+/* linear, linear_dx, linear_dw of the cpu device against plain double loops, and the device table itself: refusals,
+ * two instances in one process, and launches that do not allocate. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu_harness.h"
+
+struct shape {
+    int t, in, out;
+};
+
+/* Odd sizes, single rows and columns, and a part of a vocabulary. */
+static const struct shape shapes[] = {
+    { 1, 1, 1 }, { 1, 64, 48 }, { 5, 1, 7 }, { 3, 17, 1 }, { 16, 32, 64 }, { 33, 47, 65 }, { 7, 100, 3 },
+    { 64, 96, 130 }, { 2, 24, 25105 },
+};
+
+static double tolerance_of(uint32_t dtype)
+{
+    return dtype == TN_BF16 ? 2e-2 : 2e-5; /* bf16: half a unit of 8 bits, and the rounding of the output */
+}
+
+/* Sum over k of a[m, k] b[k, n], by strides. */
+static double product(const struct tn_tensor *a, int64_t a_row, int64_t a_col, const struct tn_tensor *b,
+                      int64_t b_row, int64_t b_col, int64_t m, int64_t n, int64_t k_end)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < k_end; k++)
+        sum += harness_get(a, m * a_row + k * a_col) * harness_get(b, k * b_row + n * b_col);
+    return sum;
+}
+
+/* Every output, or a sample of them where there are many. */
+static int64_t step_of(int64_t elements)
+{
+    return elements > 20000 ? 37 : 1;
+}
+
+static struct tn_tensor *weights(struct harness *h, uint32_t dtype, struct shape s, int trans)
+{
+    return harness_tensor(h, dtype, 2, trans ? s.out : s.in, trans ? s.in : s.out);
+}
+
+static void check_linear(struct harness *h, struct shape s, uint32_t dtype, int trans, int with_bias)
+{
+    struct tn_tensor *x = harness_tensor(h, dtype, 2, s.t, s.in), *w = weights(h, dtype, s, trans);
+    struct tn_tensor *bias = with_bias ? harness_tensor(h, TN_F32, 1, s.out) : NULL;
+    struct tn_tensor *y = harness_tensor(h, dtype, 2, s.t, s.out);
+    harness_fill(x, 1, 1), harness_fill(w, 2, 1), harness_fill(y, 9, 1);
+    if (bias)
+        harness_fill(bias, 3, 1);
+    assert_int_equal(HARNESS_RUN(h, TN_OP_LINEAR, HARNESS_T(x, w, bias), HARNESS_T(y),
+                                 HARNESS_A(TN_ATTR_I("trans", trans))), TN_OK);
+    int64_t row = trans ? 1 : s.out, col = trans ? s.in : 1;
+    for (int64_t i = 0; i < (int64_t)s.t * s.out; i += step_of((int64_t)s.t * s.out)) {
+        double want = product(x, s.in, 1, w, row, col, i / s.out, i % s.out, s.in);
+        harness_check(y, i, want + (bias ? harness_get(bias, i % s.out) : 0), tolerance_of(dtype));
+    }
+}
+
+static void check_linear_dx(struct harness *h, struct shape s, uint32_t dtype, int trans, int with_acc)
+{
+    struct tn_tensor *dy = harness_tensor(h, dtype, 2, s.t, s.out), *w = weights(h, dtype, s, trans);
+    struct tn_tensor *dx = harness_tensor(h, dtype, 2, s.t, s.in), *before = harness_like(h, dtype, dx);
+    harness_fill(dy, 1, 0.3), harness_fill(w, 2, 0.3), harness_fill(dx, 3, 1), harness_fill(before, 3, 1);
+    assert_int_equal(HARNESS_RUN(h, TN_OP_LINEAR_DX, HARNESS_T(dy, w, with_acc ? dx : NULL), HARNESS_T(dx),
+                                 HARNESS_A(TN_ATTR_I("trans", trans))), TN_OK);
+    int64_t row = trans ? s.in : 1, col = trans ? 1 : s.out; /* of w^T as [out, in] */
+    for (int64_t i = 0; i < (int64_t)s.t * s.in; i += step_of((int64_t)s.t * s.in)) {
+        double want = product(dy, s.out, 1, w, row, col, i / s.in, i % s.in, s.out);
+        double tolerance = tolerance_of(dtype) * (s.out > 1000 ? 10 : 1);
+        harness_check(dx, i, want + (with_acc ? harness_get(before, i) : 0), tolerance);
+    }
+}
+
+static void check_linear_dw(struct harness *h, struct shape s, uint32_t dtype, int trans, int with_acc)
+{
+    struct tn_tensor *x = harness_tensor(h, dtype, 2, s.t, s.in), *dy = harness_tensor(h, dtype, 2, s.t, s.out);
+    struct tn_tensor *dw = weights(h, TN_F32, s, trans), *before = harness_like(h, TN_F32, dw);
+    harness_fill(x, 1, 1), harness_fill(dy, 2, 1), harness_fill(dw, 3, 1), harness_fill(before, 3, 1);
+    assert_int_equal(HARNESS_RUN(h, TN_OP_LINEAR_DW, HARNESS_T(x, dy, with_acc ? dw : NULL), HARNESS_T(dw),
+                                 HARNESS_A(TN_ATTR_I("trans", trans))), TN_OK);
+    int64_t cols = trans ? s.in : s.out;
+    for (int64_t i = 0; i < (int64_t)s.in * s.out; i += step_of((int64_t)s.in * s.out)) {
+        double want = trans ? product(dy, 1, s.out, x, s.in, 1, i / cols, i % cols, s.t)
+                            : product(x, 1, s.in, dy, s.out, 1, i / cols, i % cols, s.t);
+        harness_check(dw, i, want + (with_acc ? harness_get(before, i) : 0), 2e-5);
+    }
+}
+
+static void check_all(int threads, uint32_t dtype)
+{
+    struct harness h;
+    harness_open(&h, threads, 0);
+    for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
+        for (int form = 0; form < 4; form++) {
+            check_linear(&h, shapes[n], dtype, form & 1, form >> 1);
+            check_linear_dx(&h, shapes[n], dtype, form & 1, form >> 1);
+            check_linear_dw(&h, shapes[n], dtype, form & 1, form >> 1);
+            harness_clear(&h);
+        }
+    }
+    harness_close(&h);
+}
+
+static void linear_f32_one_thread(void **state)
+{
+    check_all(1, TN_F32);
+}
+
+static void linear_f32_two_threads(void **state)
+{
+    check_all(2, TN_F32);
+}
+
+static void linear_bf16_one_thread(void **state)
+{
+    check_all(1, TN_BF16);
+}
+
+static void linear_bf16_two_threads(void **state)
+{
+    check_all(2, TN_BF16);
+}
+
+/* [B, S, K] is [B S, K]. */
+static void linear_takes_any_rank(void **state)
+{
+    struct harness h;
+    harness_open(&h, 2, 0);
+    struct tn_tensor *x = harness_tensor(&h, TN_F32, 3, 2, 3, 8), *w = harness_tensor(&h, TN_F32, 2, 8, 5);
+    struct tn_tensor *y = harness_tensor(&h, TN_F32, 3, 2, 3, 5);
+    harness_fill(x, 1, 1), harness_fill(w, 2, 1);
+    assert_int_equal(HARNESS_RUN(&h, TN_OP_LINEAR, HARNESS_T(x, w), HARNESS_T(y),
+                                 HARNESS_A(TN_ATTR_I("trans", 0))), TN_OK);
+    for (int64_t i = 0; i < 30; i++)
+        harness_check(y, i, product(x, 8, 1, w, 5, 1, i / 5, i % 5, 8), 1e-5);
+    harness_close(&h);
+}
+
+/* Rows may run out on a rank: a weight gradient over none is zero, or what was there. */
+static void linear_dw_over_no_rows(void **state)
+{
+    struct harness h;
+    harness_open(&h, 1, 0);
+    struct tn_tensor *x = harness_tensor(&h, TN_F32, 2, 0, 3), *dy = harness_tensor(&h, TN_F32, 2, 0, 2);
+    struct tn_tensor *dw = harness_tensor(&h, TN_F32, 2, 3, 2);
+    harness_set(dw, 4, 7);
+    const struct tn_attr trans = TN_ATTR_I("trans", 0);
+    assert_int_equal(HARNESS_RUN(&h, TN_OP_LINEAR_DW, HARNESS_T(x, dy, dw), HARNESS_T(dw), HARNESS_A(trans)), TN_OK);
+    harness_check(dw, 4, 7, 0);
+    assert_int_equal(HARNESS_RUN(&h, TN_OP_LINEAR_DW, HARNESS_T(x, dy, NULL), HARNESS_T(dw), HARNESS_A(trans)),
+                     TN_OK);
+    harness_check(dw, 4, 0, 0);
+    harness_close(&h);
+}
+
+/* --- refusals: a status and a message, never a wrong result --- */
+
+static void refuses(struct harness *h, uint32_t opcode, const struct tn_tensor *a, const struct tn_tensor *b,
+                    const struct tn_tensor *y, const char *word)
+{
+    assert_int_equal(HARNESS_RUN(h, opcode, HARNESS_T(a, b), HARNESS_T(y), HARNESS_A(TN_ATTR_I("trans", 0))),
+                     TN_UNSUPPORTED);
+    if (!strstr(h->message, word))
+        fail_msg("no \"%s\" in \"%s\"", word, h->message);
+}
+
+static void unsupported_is_said(void **state)
+{
+    struct harness h;
+    harness_open(&h, 1, 0);
+    struct tn_tensor *x = harness_tensor(&h, TN_F32, 2, 4, 8), *w = harness_tensor(&h, TN_F32, 2, 8, 5);
+    struct tn_tensor *y = harness_tensor(&h, TN_F32, 2, 4, 5), *bf16 = harness_tensor(&h, TN_BF16, 2, 8, 5);
+    struct tn_tensor *ints = harness_tensor(&h, TN_I32, 2, 4, 8), *narrow = harness_tensor(&h, TN_F32, 2, 7, 5);
+    refuses(&h, TN_OP_LINEAR, x, bf16, y, "dtypes");
+    refuses(&h, TN_OP_LINEAR, ints, w, y, "f32 or bf16");
+    refuses(&h, TN_OP_LINEAR, x, narrow, y, "7 with 5");
+    refuses(&h, TN_OP_LINEAR, x, NULL, y, "missing");
+    refuses(&h, TN_OP_ALL_REDUCE, x, NULL, x, "all_reduce");
+    harness_close(&h);
+}
+
+/* --- the device itself --- */
+
+static void isa_beyond_the_processor_is_refused_or_works(void **state)
+{
+    for (int64_t isa = 1; isa <= 4; isa++) {
+        struct harness h;
+        harness_open(&h, 1, isa); /* skips with the device's message */
+        harness_close(&h);
+    }
+}
+
+static void two_instances_compute_side_by_side(void **state)
+{
+    struct harness one, two;
+    harness_open(&one, 1, 0);
+    harness_open(&two, 2, 0);
+    check_linear(&one, shapes[5], TN_F32, 0, 1);
+    check_linear(&two, shapes[5], TN_F32, 0, 1);
+    check_linear_dw(&one, shapes[7], TN_BF16, 1, 1);
+    harness_close(&one);
+    check_linear(&two, shapes[7], TN_BF16, 1, 0);
+    harness_close(&two);
+}
+
+static void probe_tells_peaks(void **state)
+{
+    struct harness h;
+    harness_open(&h, 2, 0);
+    struct tn_device_info info = { .struct_size = sizeof info };
+    assert_int_equal(h.device->probe(h.self, &info), TN_OK);
+    assert_int_equal(info.threads, 2);
+    assert_true(info.peak_flops_f32 > 1e8 && info.memory_bytes_per_s > 1e7 && info.memory_bytes > 1 << 20);
+    assert_non_null(strstr(info.name, "2 threads"));
+    struct tn_device_info old = { .struct_size = 16, .name = "untouched" };
+    assert_int_equal(h.device->probe(h.self, &old), TN_OK);
+    assert_string_equal(old.name, "untouched");
+    harness_close(&h);
+}
+
+static void memory_is_aligned(void **state)
+{
+    struct harness h;
+    harness_open(&h, 1, 0);
+    static const uint64_t sizes[] = { 0, 1, 100, 5u << 20 };
+    for (size_t n = 0; n < 4; n++) {
+        void *memory = NULL;
+        assert_int_equal(h.device->mem_alloc(h.self, TN_SPACE_DEVICE, sizes[n], &memory), TN_OK);
+        assert_int_equal((uintptr_t)memory % 64, 0);
+        memset(memory, 1, sizes[n]);
+        h.device->mem_free(h.self, TN_SPACE_DEVICE, memory, sizes[n]);
+    }
+    void *memory = NULL;
+    assert_int_equal(h.device->mem_alloc(h.self, TN_SPACE_DEVICE, UINT64_MAX - 3, &memory), TN_NO_MEMORY);
+    assert_int_equal(h.device->mem_alloc(h.self, TN_SPACE_DISK, 64, &memory), TN_UNSUPPORTED);
+    harness_close(&h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(linear_f32_one_thread),
+        cmocka_unit_test(linear_f32_two_threads),
+        cmocka_unit_test(linear_bf16_one_thread),
+        cmocka_unit_test(linear_bf16_two_threads),
+        cmocka_unit_test(linear_takes_any_rank),
+        cmocka_unit_test(linear_dw_over_no_rows),
+        cmocka_unit_test(unsupported_is_said),
+        cmocka_unit_test(isa_beyond_the_processor_is_refused_or_works),
+        cmocka_unit_test(two_instances_compute_side_by_side),
+        cmocka_unit_test(probe_tells_peaks),
+        cmocka_unit_test(memory_is_aligned),
+    };
+    return cmocka_run_group_tests_name("cpu_linear", tests, NULL, NULL);
+}
