@@ -83,9 +83,9 @@ static void entry_add(struct tn_manifest *m, const char *section, const char *ke
 
 /* ---- one line ---- */
 
-#define PROBLEM(r, section, key, fix, ...)                                                              \
-    ((r)->problems++,                                                                                   \
-     tn_diag_add((r)->diag, (struct tn_where){ (r)->m->path, (r)->line, section, key }, fix, __VA_ARGS__))
+#define PROBLEM(r, section, key, fix, ...)                                                                             \
+    ((r)->problems++,                                                                                                  \
+     tn_diag_add((r)->diag, (struct tn_where){(r)->m->path, (r)->line, section, key }, fix, __VA_ARGS__))
 
 static int is_space(char c)
 {
@@ -217,7 +217,8 @@ static int take_pair(void *user, const char *section, const char *key, const cha
     struct reader *r = user;
     r->expects_pair = 0;
     if (!*key || strlen(key) > MOST_NAME) {
-        PROBLEM(r, *section ? section : NULL, NULL, "use 1 to 48 characters before the '='", "'%.60s' is not a key", key);
+        PROBLEM(r, *section ? section : NULL, NULL, "use 1 to 48 characters before the '='", "'%.60s' is not a key",
+                key);
         return 1;
     }
     if (!*section) {
@@ -286,7 +287,7 @@ static char *read_file(struct tn_manifest *m, size_t *bytes, struct tn_diag *dia
     } else {
         text = tn_arena_alloc(&m->arena, (size_t)info.st_size + 1);
         got = 0;
-        for (ssize_t n = 1; n > 0 && got < info.st_size; got += n > 0 ? n : 0)
+        for (ssize_t n = 1; n > 0 && got<info.st_size; got += n> 0 ? n : 0)
             if ((n = read(fd, text + got, (size_t)(info.st_size - got))) < 0) {
                 tn_diag_add(diag, where, NULL, "cannot be read: %s", strerror(errno));
                 text = NULL;
@@ -303,12 +304,12 @@ static void parse_file(struct tn_manifest *m, struct tn_diag *diag)
     const char *text = read_file(m, &bytes, diag);
     if (!text)
         return;
-    m->readable = bytes > 0;
     struct reader r = { .m = m, .diag = diag, .at = text, .end = text + bytes };
     if (bytes >= 2 && (memcmp(text, "\xff\xfe", 2) == 0 || memcmp(text, "\xfe\xff", 2) == 0)) {
         tn_diag_add(diag, (struct tn_where){ .file = m->path }, "save it as UTF-8", "is UTF-16");
         return;
     }
+    m->readable = bytes > 0;
     if (bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
         r.at += 3;
     parse(&r);

@@ -27,15 +27,21 @@ struct unit {
     int64_t factor;
 };
 
+/* clang-format off */
 static const struct unit size_units[] = {
-    { "", 1 }, { "B", 1 }, { "K", 1ll << 10 }, { "M", 1ll << 20 }, { "G", 1ll << 30 }, { "T", 1ll << 40 },
-    { "KB", 1ll << 10 }, { "MB", 1ll << 20 }, { "GB", 1ll << 30 }, { "TB", 1ll << 40 },
-    { "KiB", 1ll << 10 }, { "MiB", 1ll << 20 }, { "GiB", 1ll << 30 }, { "TiB", 1ll << 40 }, { NULL, 0 },
-};
-static const struct unit duration_units[] = {
-    { "ns", 1 }, { "us", 1000 }, { "ms", 1000000 }, { "s", 1000000000 }, { "m", 60000000000 }, { "h", 3600000000000 },
+    { "", 1 }, { "B", 1 },
+    { "K", 1ll << 10 }, { "KB", 1ll << 10 }, { "KiB", 1ll << 10 },
+    { "M", 1ll << 20 }, { "MB", 1ll << 20 }, { "MiB", 1ll << 20 },
+    { "G", 1ll << 30 }, { "GB", 1ll << 30 }, { "GiB", 1ll << 30 },
+    { "T", 1ll << 40 }, { "TB", 1ll << 40 }, { "TiB", 1ll << 40 },
     { NULL, 0 },
 };
+static const struct unit duration_units[] = {
+    { "ns", 1 }, { "us", 1000 }, { "ms", 1000000 }, { "s", 1000000000 },
+    { "m", 60000000000 }, { "h", 3600000000000 },
+    { NULL, 0 },
+};
+/* clang-format on */
 
 /* ---- nearest names ---- */
 
@@ -276,10 +282,14 @@ static void print_choices(const struct tn_option *option, struct tn_buf *out)
 static void print_expected(const struct tn_option *option, const char *text, struct tn_buf *out)
 {
     static const char *const looks[TYPES] = {
-        [TN_OPT_INT] = "a whole number",   [TN_OPT_FLOAT] = "a number such as 0.1 or 3e-4",
-        [TN_OPT_BOOL] = "true or false",   [TN_OPT_SIZE] = "a size such as 512K, 64M or 2G",
-        [TN_OPT_ENUM] = "",                [TN_OPT_DURATION] = "a duration such as 250ms, 30s or 5m",
-        [TN_OPT_STRING] = "a text",        [TN_OPT_LIST] = "items with one comma between two",
+        [TN_OPT_INT] = "a whole number",
+        [TN_OPT_FLOAT] = "a number such as 0.1 or 3e-4",
+        [TN_OPT_BOOL] = "true or false",
+        [TN_OPT_SIZE] = "a size such as 512K, 64M or 2G",
+        [TN_OPT_ENUM] = "",
+        [TN_OPT_DURATION] = "a duration such as 250ms, 30s or 5m",
+        [TN_OPT_STRING] = "a text",
+        [TN_OPT_LIST] = "items with one comma between two",
     };
     size_t count = 0;
     while (option->type == TN_OPT_ENUM && option->choices[count])
@@ -360,8 +370,8 @@ static void take_entry(struct tn_option_value *value, struct tn_entry *entry, st
                        struct tn_diag *diag)
 {
     const struct tn_option *option = value->option;
-    int may_be_empty = (option->type == TN_OPT_STRING || option->type == TN_OPT_LIST) &&
-                       !(option->flags & TN_OPT_REQUIRED);
+    int may_be_empty =
+        (option->type == TN_OPT_STRING || option->type == TN_OPT_LIST) && !(option->flags & TN_OPT_REQUIRED);
     struct tn_option_value given = { .option = option, .given = 1 };
     const char *wrong = !*entry->value && !may_be_empty ? "is empty" : read_value(entry->value, &given, arena);
     if (!wrong && !in_range(option, &given))

@@ -79,7 +79,8 @@ static const struct tn_option precision_table[] = {
 
 static const struct tn_option device_table[] = {
     STRING("plugin", "cpu", 0, "Device plugin: an id, or a path with a '/'."),
-    ROW(SIZE, "memory", "auto", TN_OPT_AUTO, MIB, 1024 * TIB, NULL, "Memory that one rank may use; auto: the device says."),
+    ROW(SIZE, "memory", "auto", TN_OPT_AUTO, MIB, 1024 * TIB, NULL,
+        "Memory that one rank may use; auto: the device says."),
 };
 
 static const struct tn_option comm_table[] = {
