@@ -216,8 +216,8 @@ def manifest(config):
         "job": {"steps": STEPS},
         "model": {"plugin": "gpt"},
         "gpt": model,
-        "data": {"sequence": SEQUENCE, "batch": BATCH},
-        "optimizer": {"name": "adamw", "lr": LR, "schedule": "constant", "warmup_steps": 0, "beta1": BETAS[0],
+        "data": {"path": "batches.safetensors", "sequence": SEQUENCE, "batch": BATCH},
+        "optimizer": {"kind": "adamw", "lr": LR, "schedule": "constant", "warmup_steps": 0, "beta1": BETAS[0],
                       "beta2": BETAS[1], "eps": EPS, "weight_decay": DECAY, "clip": CLIP},
         "precision": {"compute": "fp32"},
     }

@@ -133,9 +133,12 @@ tn_value gpt_dropout(struct gpt_builder *b, const char *op, tn_value x)
     return y;
 }
 
+/* The branch is tagged like the stream: whoever lays out the stream means both, and what is
+ * added to a branch (a bias) would else be free to take a layout of its own. */
 tn_value gpt_residual(struct gpt_builder *b, const char *op, tn_value stream, tn_value branch)
 {
     const tn_value in[] = {stream, branch};
+    b->edit->set_tag(b->program, branch, "residual");
     tn_value sum = gpt_op(b, TN_OP_ADD, op, in, COUNT(in), NULL, 0);
     b->edit->set_tag(b->program, sum, "residual");
     return sum;

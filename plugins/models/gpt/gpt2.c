@@ -42,9 +42,7 @@ static tn_value attention_input(struct gpt_builder *b, tn_value x, const char *w
     return gpt_add_bias(b, name, y, bias);
 }
 
-/* A projection back into the residual stream, and the sum. The branch is tagged like the
- * stream: whoever lays out the stream means both, and the bias would else be free to take
- * a layout of its own. */
+/* A projection back into the residual stream, and the sum. */
 static tn_value join(struct gpt_builder *b, const struct gpt_linear *linear, const char *drop, const char *sum,
                      tn_value x, tn_value branch)
 {
