@@ -2,10 +2,11 @@
  *
  * `tenon run` without RANK in the environment starts one process a rank: itself again, with RANK, WORLD_SIZE,
  * LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and TENON_TOKEN) set. With them it joins. So a rank
- * never knows which launcher started it. */
+ * never knows which launcher started it, except that TENON_LAUNCHER says that the launcher serves the store. */
 #ifndef TENON_LAUNCH_H
 #define TENON_LAUNCH_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "store.h"
@@ -21,11 +22,15 @@ struct tn_rank {
  * its value, what would work). */
 int tn_launch_joined(int32_t *rank, int32_t *world, char *error, size_t error_bytes);
 /* Starts `world` ranks of this very command line, waits, passes signals on, ends all when one fails, and returns the
- * exit code: 0 if all ended with 0, else that of the first that failed (2 stays 2), 1 when one was killed. Nothing is left running. */
+ * exit code: 0 if all ended with 0, else that of the first that failed (2 stays 2), 1 when one was killed. Nothing is
+ * left running. Call it before the process has other threads. [main] */
 int tn_launch_local(int32_t world, char **argv);
-/* Becomes the rank that the environment names: store, bootstrap. Failure: text in error. */
+/* Becomes the rank that the environment names: store, bootstrap. Failure: text in error. From here on the first
+ * SIGINT or SIGTERM only sets the flag below, the second ends the process at once. [main] */
 tn_status tn_rank_init(struct tn_rank *rank, uint64_t timeout_ns, char *error, size_t error_bytes);
-void tn_rank_finish(struct tn_rank *rank); /* orderly: peers do not take it for a death */
+/* Orderly: peers do not take it for a death. Where rank 0 serves the store it waits here for the others. A rank that
+ * failed does not call it: it exits, and the others learn that. [main] */
+void tn_rank_finish(struct tn_rank *rank);
 /* Set once SIGINT or SIGTERM arrived in this rank: the step loop ends after the step. */
 int tn_rank_interrupted(void);
 
