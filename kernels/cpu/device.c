@@ -14,6 +14,7 @@
 #include <tenon/plugin.h>
 
 #include "device.h"
+#include "vec.h"
 
 enum { ALIGNMENT = 64 };
 static const uint64_t HUGE_PAGE = 2u << 20; /* larger blocks start at a huge page: fewer TLB misses in GEMMs */
@@ -21,6 +22,12 @@ static const uint64_t HUGE_PAGE = 2u << 20; /* larger blocks start at a huge pag
 /* One table a family; a new family is one line here. */
 static const struct cpu_row *const families[] = {
     cpu_linear_rows,
+    cpu_norm_rows,
+    cpu_activation_rows,
+    cpu_embedding_rows,
+    cpu_loss_rows,
+    cpu_optimizer_rows,
+    cpu_layout_rows,
 };
 
 static const struct cpu_row *row_find(uint32_t opcode)
@@ -51,6 +58,7 @@ static tn_status choose_isa(struct cpu *cpu)
     if (cpu->isa > detected)
         return cpu->host->fail(cpu->host, TN_UNSUPPORTED, "isa: this processor has no %s; use auto or %s",
                                cpu_isa_name(cpu->isa), cpu_isa_name(detected));
+    cpu->vec = cpu_vec_pick(cpu->isa);
     return TN_OK;
 }
 
