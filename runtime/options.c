@@ -76,20 +76,21 @@ static size_t edit_distance(const char *a, const char *b)
 
 const char *tn_nearest(const char *word, const char *const *names, size_t count)
 {
-    size_t length = strlen(word), limit = length / 3 > 2 ? length / 3 : 2;
+    size_t length = strlen(word), limit = length / 3 > 2 ? length / 3 : 2, best = limit + 1;
     const char *nearest = NULL;
     if (length > LONGEST_WORD)
         return NULL;
     for (size_t i = 0; i < count; i++) {
-        if (strlen(names[i]) > LONGEST_WORD)
+        size_t name_length = strlen(names[i]);
+        if (name_length > LONGEST_WORD)
             continue;
         size_t distance = edit_distance(word, names[i]);
-        /* All of a short word replaced is no resemblance. */
-        if (distance <= limit && distance < strlen(names[i]) && distance < (length > 1 ? length : 2)) {
+        if (distance > limit || distance >= length || distance >= name_length)
+            continue; /* the last two: nothing of a short word is left */
+        int as_good = nearest && distance == best;
+        if (distance < best || (as_good && name_length == length && strlen(nearest) != length)) {
             nearest = names[i];
-            limit = distance ? distance - 1 : 0;
-            if (distance == 0)
-                break;
+            best = distance;
         }
     }
     return nearest;
@@ -252,7 +253,7 @@ static void print_bound(const struct tn_option *option, double bound, struct tn_
         tn_buf_printf(out, option->type == TN_OPT_INT && fabs(bound) < 1e15 ? "%.0f" : "%.15g", bound);
         return;
     }
-    for (const struct unit *unit = units; unit->name && strlen(unit->name) < 3; unit++)
+    for (const struct unit *unit = units; unit->name; unit++)
         if (bound != 0 && fmod(bound, (double)unit->factor) == 0 && unit->factor > best->factor)
             best = unit;
     tn_buf_printf(out, "%.0f%s", bound / (double)best->factor, best->name);
