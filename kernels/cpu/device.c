@@ -22,6 +22,7 @@ static const uint64_t HUGE_PAGE = 2u << 20; /* larger blocks start at a huge pag
 /* One table a family; a new family is one line here. */
 static const struct cpu_row *const families[] = {
     cpu_linear_rows,
+    cpu_attention_rows,
     cpu_norm_rows,
     cpu_activation_rows,
     cpu_embedding_rows,

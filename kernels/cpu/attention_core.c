@@ -1,0 +1,402 @@
+/* Attention core: forward with the online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) and backward (Dao
+ * 2023, algorithm 2), one unit of work at a time. Compiled once for each instruction level, with CPU_LEVEL the suffix.
+ *
+ * Scores live only as TILE x TILE tiles, so memory is O(length). Exponents are kept in base 2: a score is
+ * s = q.k scale log2(e), and lse is turned to base e where it is stored. Each unit packs the keys and values of its
+ * head once, in the layouts that the products of attention_tile.h read. */
+#include <math.h>
+#include <stddef.h>
+
+#include "attention.h"
+#include "attention_tile.h"
+
+static const float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+static const float MASKED = -1e30f; /* a score that becomes 0, and whose difference with itself is no NaN */
+
+/* Width of a row of head_dim as the columns of a product. */
+INLINE int width_of(const struct cpu_attention *a)
+{
+    return (a->head_dim + 15) / 16 * 16;
+}
+
+/* Words of one packed tile, enough for each of the layouts. */
+INLINE size_t tile_words(const struct cpu_attention *a)
+{
+    return (size_t)TILE * (size_t)width_of(a);
+}
+
+/* The next `bytes` of scratch; with no scratch yet only its size counts. */
+static void *take(char *base, size_t *used, size_t bytes)
+{
+    char *at = base ? base + *used : NULL;
+    *used += (bytes + 63) / 64 * 64;
+    return at;
+}
+
+INLINE struct rows rows_of(const struct cpu_attention *a, const void *data, int64_t length, int heads, int64_t batch,
+                           int head, int64_t tile)
+{
+    int64_t first = tile * TILE, stride = (int64_t)heads * a->head_dim;
+    int64_t element = (batch * length + first) * stride + (int64_t)head * a->head_dim;
+    int64_t count = length - first < TILE ? length - first : TILE;
+    return (struct rows){ (const char *)data + element * (a->bf16 ? 2 : 4), stride, (int)count, a->head_dim, a->bf16 };
+}
+
+/* Key tiles that a query tile sees. */
+INLINE int64_t key_tiles(const struct cpu_attention *a, int64_t q_tile)
+{
+    int64_t all = cpu_attention_tiles(a->k_length);
+    return a->causal && q_tile + 1 < all ? q_tile + 1 : all;
+}
+
+INLINE void mask_row(float *s, int visible)
+{
+    for (int n = visible; n < TILE; n++)
+        s[n] = MASKED;
+}
+
+/* Hides the keys behind the end, and behind the query where causal. */
+INLINE void mask_tile(const struct cpu_attention *a, float *s, int64_t q_tile, int64_t k_tile)
+{
+    int64_t left = a->k_length - k_tile * TILE;
+    int diagonal = a->causal && q_tile == k_tile;
+    if (left >= TILE && !diagonal)
+        return;
+    for (int r = 0; r < TILE; r++) {
+        int64_t visible = diagonal && r + 1 < left ? r + 1 : left;
+        mask_row(s + r * TILE, visible < TILE ? (int)visible : TILE);
+    }
+}
+
+INLINE void store_rows(const struct rows *rows, const float *from, int width)
+{
+    for (int r = 0; r < rows->count; r++) {
+        void *row = (void *)(uintptr_t)row_at(rows, r);
+        for (int n = 0; n < rows->head_dim; n++)
+            store(row, n, from[r * width + n], rows->bf16);
+    }
+}
+
+/* --- forward --- */
+
+struct forward {
+    word *keys, *values; /* packed, a tile after the other */
+    word *q;
+    float *s, *o, *most, *sum;
+};
+
+static size_t forward_layout(const struct cpu_attention *a, char *base, struct forward *f)
+{
+    size_t used = 0, all = (size_t)cpu_attention_tiles(a->k_length) * tile_words(a) * 4;
+    f->keys = take(base, &used, all);
+    f->values = take(base, &used, all);
+    f->q = take(base, &used, tile_words(a) * 4);
+    f->o = take(base, &used, tile_words(a) * 4);
+    f->s = take(base, &used, TILE * TILE * 4);
+    f->most = take(base, &used, TILE * 4);
+    f->sum = take(base, &used, TILE * 4);
+    return used;
+}
+
+static size_t forward_bytes(const struct cpu_attention *a)
+{
+    struct forward f;
+    return forward_layout(a, NULL, &f);
+}
+
+/* Scores of one tile to weights, in place; corrects the running maximum, sum and output of each row. */
+INLINE void soften(int pairs, struct forward *f, int rows, int width, float to_base2)
+{
+    for (int r = 0; r < rows; r++) {
+        float *s = f->s + r * TILE;
+        vec most = vec_load(s);
+        for (int n = LANES; n < TILE; n += LANES)
+            most = vec_max(vec_load(s + n), most);
+        float before = f->most[r], peak = vec_largest(most) * to_base2;
+        peak = peak > before ? peak : before;
+        vec sum = { 0 };
+        for (int n = 0; n < TILE; n += LANES) {
+            vec p = vec_exp2(vec_load(s + n) * to_base2 - peak);
+            sum += p;
+            pack_row(pairs, s, n, p);
+        }
+        float shrink = peak > before ? vec_exp2(vec_all(before - peak))[0] : 1.0f;
+        f->most[r] = peak;
+        f->sum[r] = f->sum[r] * shrink + vec_sum(sum);
+        for (int n = 0; n < width && shrink != 1.0f; n += LANES)
+            vec_store(f->o + r * width + n, vec_load(f->o + r * width + n) * shrink);
+    }
+}
+
+INLINE void forward_store(const struct cpu_attention *a, struct forward *f, int64_t batch, int head, int64_t q_tile,
+                          int width)
+{
+    struct rows rows = rows_of(a, a->o, a->q_length, a->heads, batch, head, q_tile);
+    for (int r = 0; r < rows.count; r++) {
+        vec inverse = vec_all(1.0f / f->sum[r]);
+        for (int n = 0; n < width; n += LANES)
+            vec_store(f->o + r * width + n, vec_load(f->o + r * width + n) * inverse);
+        int64_t row = batch * a->q_length + q_tile * TILE + r;
+        a->lse[row * a->heads + head] = f->most[r] * LN_2 + logf(f->sum[r]);
+    }
+    store_rows(&rows, f->o, width);
+}
+
+INLINE void forward_tile(int pairs, const struct cpu_attention *a, struct forward *f, int64_t batch, int head,
+                         int64_t q_tile)
+{
+    int width = width_of(a), words = words_of(pairs, a->head_dim), p_words = pairs ? TILE / 2 : TILE;
+    size_t stride = tile_words(a);
+    struct rows q = rows_of(a, a->q, a->q_length, a->heads, batch, head, q_tile);
+    int rows = (q.count + ROWS - 1) / ROWS * ROWS;
+    pack_left(pairs, f->q, &q);
+    memset(f->o, 0, stride * 4);
+    for (int r = 0; r < TILE; r++) {
+        f->most[r] = MASKED;
+        f->sum[r] = 0;
+    }
+    for (int64_t k_tile = 0; k_tile < key_tiles(a, q_tile); k_tile++) {
+        multiply(pairs, f->s, TILE, f->q, words, 1, f->keys + k_tile * (int64_t)stride, TILE, rows, TILE, words, 0);
+        mask_tile(a, f->s, q_tile, k_tile);
+        soften(pairs, f, rows, width, a->scale * LOG2_E);
+        multiply(pairs, f->o, width, f->s, TILE, 1, f->values + k_tile * (int64_t)stride, width, rows, width,
+                 p_words, 1);
+    }
+    forward_store(a, f, batch, head, q_tile, width);
+}
+
+INLINE void forward_pack(int pairs, const struct cpu_attention *a, struct forward *f, int64_t batch, int kv_head,
+                         int64_t tiles, struct cpu_attention_packed *packed)
+{
+    int64_t head = batch * a->kv_heads + kv_head;
+    if (packed->head != head)
+        *packed = (struct cpu_attention_packed){ head, 0 };
+    for (; packed->tiles < tiles; packed->tiles++) {
+        size_t at = (size_t)packed->tiles * tile_words(a);
+        struct rows k = rows_of(a, a->k, a->k_length, a->kv_heads, batch, kv_head, packed->tiles);
+        struct rows v = rows_of(a, a->v, a->k_length, a->kv_heads, batch, kv_head, packed->tiles);
+        pack_across(pairs, f->keys + at, &k);
+        pack_right(pairs, f->values + at, &v, width_of(a));
+    }
+}
+
+INLINE void forward_unit(int pairs, const struct cpu_attention *a, int64_t unit, char *scratch,
+                         struct cpu_attention_packed *packed)
+{
+    struct forward f;
+    forward_layout(a, scratch, &f);
+    int64_t chunk = unit % a->chunks, tiles = cpu_attention_tiles(a->q_length);
+    int head = (int)(unit / a->chunks % a->heads);
+    int64_t batch = unit / a->chunks / a->heads;
+    int64_t first = tiles * chunk / a->chunks, end = tiles * (chunk + 1) / a->chunks;
+    if (first == end)
+        return;
+    forward_pack(pairs, a, &f, batch, head / (a->heads / a->kv_heads), key_tiles(a, end - 1), packed);
+    for (int64_t q_tile = first; q_tile < end; q_tile++)
+        forward_tile(pairs, a, &f, batch, head, q_tile);
+}
+
+/* --- backward --- */
+
+struct backward {
+    word *keys_across, *values_across, *keys_right; /* packed, a tile after the other */
+    word *q_left, *q_right, *do_left, *do_right;
+    float *s, *dp, *dq;       /* s: scores, then weights */
+    word *p_down, *ds_down, *ds_left;
+    float *lse, *delta;       /* in base 2; sum of do * o */
+    float *dk, *dv;           /* of the unit */
+};
+
+static size_t backward_layout(const struct cpu_attention *a, char *base, struct backward *b)
+{
+    size_t used = 0, tile = tile_words(a) * 4, square = TILE * TILE * 4;
+    size_t all = (size_t)cpu_attention_tiles(a->k_length) * tile;
+    b->keys_across = take(base, &used, all);
+    b->values_across = take(base, &used, all);
+    b->keys_right = take(base, &used, all);
+    b->q_left = take(base, &used, tile);
+    b->q_right = take(base, &used, tile);
+    b->do_left = take(base, &used, tile);
+    b->do_right = take(base, &used, tile);
+    b->dq = take(base, &used, tile);
+    b->s = take(base, &used, square);
+    b->dp = take(base, &used, square);
+    b->p_down = take(base, &used, square);
+    b->ds_down = take(base, &used, square);
+    b->ds_left = take(base, &used, square);
+    b->lse = take(base, &used, TILE * 4);
+    b->delta = take(base, &used, TILE * 4);
+    return used;
+}
+
+static size_t backward_bytes(const struct cpu_attention *a)
+{
+    struct backward b;
+    return backward_layout(a, NULL, &b);
+}
+
+static size_t sums_bytes(const struct cpu_attention *a)
+{
+    return 2 * (size_t)cpu_attention_tiles(a->k_length) * tile_words(a) * 4;
+}
+
+INLINE void backward_pack(int pairs, const struct cpu_attention *a, struct backward *b, int64_t head,
+                          struct cpu_attention_packed *packed)
+{
+    if (packed->head == head)
+        return;
+    *packed = (struct cpu_attention_packed){ head, cpu_attention_tiles(a->k_length) };
+    for (int64_t tile = 0; tile < packed->tiles; tile++) {
+        size_t at = (size_t)tile * tile_words(a);
+        int64_t batch = head / a->kv_heads;
+        int kv_head = (int)(head % a->kv_heads);
+        struct rows k = rows_of(a, a->k, a->k_length, a->kv_heads, batch, kv_head, tile);
+        struct rows v = rows_of(a, a->v, a->k_length, a->kv_heads, batch, kv_head, tile);
+        pack_across(pairs, b->keys_across + at, &k);
+        pack_across(pairs, b->values_across + at, &v);
+        pack_right(pairs, b->keys_right + at, &k, width_of(a));
+    }
+}
+
+/* The query tile's rows, their lse and delta. Rows behind the end get weights of 0. */
+INLINE void backward_queries(int pairs, const struct cpu_attention *a, struct backward *b, int64_t batch, int head,
+                             int64_t q_tile)
+{
+    struct rows q = rows_of(a, a->q, a->q_length, a->heads, batch, head, q_tile);
+    struct rows d_o = rows_of(a, a->d_o, a->q_length, a->heads, batch, head, q_tile);
+    struct rows o = rows_of(a, a->o, a->q_length, a->heads, batch, head, q_tile);
+    pack_left(pairs, b->q_left, &q);
+    pack_right(pairs, b->q_right, &q, width_of(a));
+    pack_left(pairs, b->do_left, &d_o);
+    pack_right(pairs, b->do_right, &d_o, width_of(a));
+    for (int r = 0; r < TILE; r++) {
+        float delta[16] = { 0 }, sum = 0;
+        if (r < q.count) {
+            const void *x = row_at(&d_o, r), *y = row_at(&o, r);
+            for (int n = 0; n < a->head_dim; n++)
+                delta[n % 16] += load(x, n, a->bf16) * load(y, n, a->bf16);
+        }
+        for (int n = 0; n < 16; n++)
+            sum += delta[n];
+        int64_t row = batch * a->q_length + q_tile * TILE + r;
+        b->delta[r] = sum;
+        b->lse[r] = r < q.count ? a->lse[row * a->heads + head] * LOG2_E : -MASKED;
+    }
+}
+
+/* From s and dp: the weights p and ds = p (dp - delta) scale, laid out for the three products that follow. */
+INLINE void backward_weights(int pairs, const struct cpu_attention *a, struct backward *b, int rows)
+{
+    int64_t down_row = TILE;
+    float to_base2 = a->scale * LOG2_E;
+    for (int r = 0; r < rows; r += 2) {
+        for (int n = 0; n < TILE; n += LANES) {
+            vec p[2], ds[2];
+#pragma GCC unroll 2
+            for (int two = 0; two < 2; two++) {
+                const float *s = b->s + (r + two) * TILE + n, *dp = b->dp + (r + two) * TILE + n;
+                p[two] = vec_exp2(vec_load(s) * to_base2 - b->lse[r + two]);
+                ds[two] = p[two] * (vec_load(dp) - b->delta[r + two]) * a->scale;
+                if (pairs)
+                    pack_row(pairs, (uint16_t *)b->ds_left + (r + two) * TILE, n, ds[two]);
+            }
+            int64_t at = (pairs ? r / 2 : r) * down_row + n;
+            pack_two_rows(pairs, b->p_down + at, down_row, p[0], p[1]);
+            pack_two_rows(pairs, b->ds_down + at, down_row, ds[0], ds[1]);
+        }
+    }
+}
+
+INLINE void backward_tile(int pairs, const struct cpu_attention *a, struct backward *b, int64_t q_tile, int64_t k_tile,
+                          int rows)
+{
+    int width = width_of(a), words = words_of(pairs, a->head_dim);
+    int64_t at = k_tile * (int64_t)tile_words(a);
+    int row_words = pairs ? rows / 2 : rows, key_words = pairs ? TILE / 2 : TILE;
+    multiply(pairs, b->s, TILE, b->q_left, words, 1, b->keys_across + at, TILE, rows, TILE, words, 0);
+    multiply(pairs, b->dp, TILE, b->do_left, words, 1, b->values_across + at, TILE, rows, TILE, words, 0);
+    mask_tile(a, b->s, q_tile, k_tile);
+    backward_weights(pairs, a, b, rows);
+    multiply(pairs, b->dv + at, width, b->p_down, 1, TILE, b->do_right, width, TILE, width, row_words, 1);
+    multiply(pairs, b->dk + at, width, b->ds_down, 1, TILE, b->q_right, width, TILE, width, row_words, 1);
+    multiply(pairs, b->dq, width, pairs ? b->ds_left : b->ds_down, key_words, 1, b->keys_right + at, width, rows,
+             width, key_words, 1);
+}
+
+INLINE void backward_unit(int pairs, const struct cpu_attention *a, int64_t unit, char *scratch, char *sums,
+                          struct cpu_attention_packed *packed)
+{
+    struct backward b;
+    backward_layout(a, scratch, &b);
+    b.dk = (float *)(void *)sums;
+    b.dv = b.dk + (size_t)cpu_attention_tiles(a->k_length) * tile_words(a);
+    memset(sums, 0, sums_bytes(a));
+    int64_t head = unit / a->parts, part = unit % a->parts, batch = head / a->kv_heads;
+    int64_t tiles = cpu_attention_tiles(a->q_length);
+    int group = a->heads / a->kv_heads, first_head = (int)(head % a->kv_heads) * group;
+    backward_pack(pairs, a, &b, head, packed);
+    for (int64_t item = part; item < group * tiles; item += a->parts) {
+        int q_head = first_head + (int)(item / tiles);
+        int64_t q_tile = item % tiles;
+        struct rows dq = rows_of(a, a->dq, a->q_length, a->heads, batch, q_head, q_tile);
+        int rows = (dq.count + ROWS - 1) / ROWS * ROWS;
+        backward_queries(pairs, a, &b, batch, q_head, q_tile);
+        memset(b.dq, 0, tile_words(a) * 4);
+        for (int64_t k_tile = 0; k_tile < key_tiles(a, q_tile); k_tile++)
+            backward_tile(pairs, a, &b, q_tile, k_tile, rows);
+        store_rows(&dq, b.dq, width_of(a));
+    }
+}
+
+static void finish(const struct cpu_attention *a, int64_t head, int64_t tile, const char *sums, size_t stride)
+{
+    int width = width_of(a), kv_head = (int)(head % a->kv_heads);
+    size_t half = sums_bytes(a) / 2, at = (size_t)tile * tile_words(a) * 4;
+    for (int which = 0; which < 2; which++) {
+        struct rows rows = rows_of(a, which ? a->dv : a->dk, a->k_length, a->kv_heads, head / a->kv_heads, kv_head,
+                                   tile);
+        const char *from = sums + which * half + at;
+        for (int r = 0; r < rows.count; r++) {
+            void *row = (void *)(uintptr_t)row_at(&rows, r);
+            for (int n = 0; n < a->head_dim; n++) {
+                float sum = 0;
+                for (int part = 0; part < a->parts; part++)
+                    sum += ((const float *)(const void *)(from + part * stride))[r * width + n];
+                store(row, n, sum, a->bf16);
+            }
+        }
+    }
+}
+
+/* --- the level's table --- */
+
+static void forward(const struct cpu_attention *a, int64_t unit, char *scratch, struct cpu_attention_packed *packed)
+{
+    if (HAS_PAIRS && a->bf16)
+        forward_unit(HAS_PAIRS, a, unit, scratch, packed);
+    else
+        forward_unit(0, a, unit, scratch, packed);
+}
+
+static void backward(const struct cpu_attention *a, int64_t unit, char *scratch, char *sums,
+                     struct cpu_attention_packed *packed)
+{
+    if (HAS_PAIRS && a->bf16)
+        backward_unit(HAS_PAIRS, a, unit, scratch, sums, packed);
+    else
+        backward_unit(0, a, unit, scratch, sums, packed);
+}
+
+#define JOIN(a, b) a##b
+#define TABLE(level) JOIN(cpu_attention_, level)
+
+extern const struct cpu_attention_level TABLE(CPU_LEVEL);
+
+const struct cpu_attention_level TABLE(CPU_LEVEL) = {
+    .forward_bytes = forward_bytes,
+    .backward_bytes = backward_bytes,
+    .sums_bytes = sums_bytes,
+    .forward = forward,
+    .backward = backward,
+    .finish = finish,
+};
