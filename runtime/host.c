@@ -11,8 +11,7 @@
 #include <string.h>
 
 #include "base/log.h"
-
-extern const void *tn_program_api_get(const char *id);
+#include "program_api.h"
 
 static pthread_mutex_t message_lock = PTHREAD_MUTEX_INITIALIZER;
 
