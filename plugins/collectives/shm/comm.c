@@ -1,0 +1,686 @@
+/* Groups, failure and waiting.
+ *
+ * A comm's members share one block of memory: a slot for each (member, collective number
+ * mod RING), a state for each collective number mod RING, channels for send and recv.
+ *
+ * A collective, seen from one rank (ops.c):
+ *
+ *   published  its slot is filled, then slot.seq := number + 1. The rank may go on computing.
+ *   agreed     slot.seq of all members was seen. All descriptors are compared: all members see
+ *              the same n descriptors and so come to the same verdict, TN_CONFLICT or go on.
+ *   small      the payload is in the slots: each rank computes its own result from them. Done.
+ *   direct     all buffers are in segments. Whoever passes by claims slices (compare-and-swap
+ *              on state.claimed), reads the members' inputs, writes the members' outputs and
+ *              adds 1 to state.done. Done when state.done = all slices.
+ *   staged     some buffer is private. The same, in rounds: a member with a private buffer
+ *              copies a piece into its bounce area and adds 1 to state.ready; slices of a round
+ *              can be claimed once all such members are ready for it; when state.done says
+ *              that the round's slices are done, each copies its piece out and lays out the next.
+ *              One staged collective at a time, in order, since the bounce area is one.
+ *   done       in order of numbers, member.completed := number + 1.
+ *
+ * Why no buffer is touched too early or too late: inputs are written before seq (or ready),
+ * which a worker reads before it reads them; a worker's writes come before its addition to
+ * done, which the owner reads before it says done. A worker touches only slices it claimed,
+ * and a collective with a claimed, unfinished slice is not done anywhere. Slot and state
+ * number k are used again for k + RING only when all members' completed is above k, so nobody
+ * reads or claims there any more; member 0 clears the state before its own seq.
+ *
+ * Sleeping: a rank sets bell.sleeping, looks at everything once more, and sleeps on bell.word.
+ * Who makes a change (last to publish, last slice of a round, last to be ready, a message, a
+ * failure) makes it before it reads bell.sleeping. All are sequentially consistent, so either
+ * the sleeper sees the change or the maker sees the sleeper. A rank that dies anywhere leaves
+ * at worst a claimed slice: the others' waits end by the bootstrap's word or by their timeout. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "shm.h"
+
+enum { PAGE = 4096, TEST_POLL = 256, SPIN_CHECK = 64 };
+
+/* shm_entry.word */
+enum { ENTRY_FREE, ENTRY_BUSY, ENTRY_OPEN, ENTRY_ALIVE };
+#define ENTRY_STATE(w) ((w) & 3u)
+#define ENTRY_JOINED(w) ((w) >> 2 & 0x3fffu)
+#define ENTRY_GENERATION(w) ((w) >> 16)
+#define ENTRY_WORD(state, joined, generation) \
+    ((uint32_t)(state) | (uint32_t)(joined) << 2 | (uint32_t)(generation) << 16)
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* ---- names ---- */
+
+const char *shm_op_name(uint32_t op)
+{
+    static const char *const names[] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
+                                         "barrier", "send", "recv" };
+    return op < sizeof names / sizeof *names ? names[op] : "an unknown operation";
+}
+
+const char *shm_dtype_name(uint32_t dtype)
+{
+    switch (dtype) {
+#define TN_X(name, number, text, bytes) \
+    case number:                        \
+        return text;
+        TN_DTYPE_LIST(TN_X)
+#undef TN_X
+    }
+    return "unknown dtype";
+}
+
+uint32_t shm_dtype_bytes(uint32_t dtype)
+{
+    switch (dtype) {
+#define TN_X(name, number, text, bytes) \
+    case number:                        \
+        return bytes;
+        TN_DTYPE_LIST(TN_X)
+#undef TN_X
+    }
+    return 0;
+}
+
+uint64_t shm_request_bytes(const struct tn_request *r)
+{
+    int wide = r->op == OP_ALL_GATHER || r->op == OP_REDUCE_SCATTER || r->op == OP_ALL_TO_ALL;
+    return r->count * r->esize * (wide ? (uint64_t)r->comm->n : 1);
+}
+
+/* ---- errors ---- */
+
+static void keep_error(struct tn_comm *c, int32_t peer, uint32_t op, uint64_t number, uint64_t bytes)
+{
+    c->error = (struct tn_comm_error){ sizeof c->error, peer, number, bytes, shm_op_name(op), c->error_text };
+}
+
+tn_status shm_error(struct tn_comm *c, tn_status status, int32_t peer, const struct tn_request *r, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(c->error_text, sizeof c->error_text, fmt, args);
+    va_end(args);
+    keep_error(c, peer, r->op, r->number, shm_request_bytes(r));
+    return c->shm->host->fail(c->shm->host, status, "%s", c->error_text);
+}
+
+void shm_comm_fail(struct tn_comm *c, tn_status status, int32_t peer, const struct tn_request *r, const char *fmt, ...)
+{
+    struct shm_block *b = c->block;
+    uint32_t whole = 0;
+    if (!atomic_compare_exchange_strong(&b->failed, &whole, 1))
+        return; /* the first failure is the one that matters */
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(b->failed_text, sizeof b->failed_text, fmt, args);
+    va_end(args);
+    b->failed_peer = peer;
+    b->failed_op = r ? (int32_t)r->op : -1;
+    b->failed_number = r ? r->number : 0;
+    b->failed_bytes = r ? shm_request_bytes(r) : 0;
+    atomic_store(&b->failed, (uint32_t)-status);
+    shm_ring_all(c, INT32_MAX);
+}
+
+/* The comm's failure as this rank's error. */
+static tn_status take_failure(struct tn_comm *c)
+{
+    const struct shm_block *b = c->block;
+    memcpy(c->error_text, b->failed_text, sizeof c->error_text);
+    keep_error(c, b->failed_peer, (uint32_t)b->failed_op, b->failed_number, b->failed_bytes);
+    return -(tn_status)atomic_load(&b->failed);
+}
+
+tn_status shm_failure(struct tn_comm *c)
+{
+    if (atomic_load(&c->block->failed) < 2)
+        return TN_OK;
+    tn_status st = take_failure(c);
+    return c->shm->host->fail(c->shm->host, st, "%s", c->error_text);
+}
+
+static void end_flow(struct tn_comm *c, struct shm_flow *flow, tn_status status)
+{
+    for (struct tn_request *r = flow->head; r; r = flow->head) {
+        flow->head = r->next;
+        r->status = status;
+        c->n_flows--;
+    }
+    flow->tail = NULL;
+}
+
+static void end_all(struct tn_comm *c, tn_status status)
+{
+    for (; c->head < c->next; c->head++) {
+        struct tn_request **r = &c->ring[c->head % RING];
+        if (*r)
+            (*r)->status = status;
+        *r = NULL;
+    }
+    for (int32_t i = 0; i < c->n; i++) {
+        end_flow(c, &c->sends[i], status);
+        end_flow(c, &c->recvs[i], status);
+    }
+}
+
+/* ---- bells ---- */
+
+static struct shm_bell *bell_of(struct tn_comm *c, int32_t member)
+{
+    return &c->shm->control->cells[c->ranks[member]].bell;
+}
+
+void shm_ring(struct tn_comm *c, int32_t member)
+{
+    struct shm_bell *bell = bell_of(c, member);
+    if (!atomic_load(&bell->sleeping) || !atomic_exchange(&bell->sleeping, 0))
+        return;
+    atomic_fetch_add(&bell->word, 1);
+    shm_futex_wake(&bell->word);
+}
+
+void shm_ring_all(struct tn_comm *c, int32_t limit)
+{
+    for (int32_t i = 1; i <= c->n && limit > 0; i++) {
+        int32_t m = c->me + i < c->n ? c->me + i : c->me + i - c->n;
+        if (!atomic_load(&bell_of(c, m)->sleeping))
+            continue;
+        shm_ring(c, m);
+        limit--;
+    }
+}
+
+static void sleep_on_bell(struct tn_request *r, uint64_t ns)
+{
+    struct shm *s = r->comm->shm;
+    struct shm_bell *bell = &s->control->cells[s->rank].bell;
+    uint32_t seen = atomic_load(&bell->word);
+    atomic_store(&bell->sleeping, 1);
+    shm_advance(s, -1);
+    if (r->status == TN_PENDING)
+        shm_futex_wait(&bell->word, seen, ns);
+    atomic_store(&bell->sleeping, 0);
+}
+
+/* ---- progress and waiting ---- */
+
+void shm_activate(struct tn_comm *c)
+{
+    if (c->is_active)
+        return;
+    c->is_active = 1;
+    c->next_active = c->shm->active;
+    c->shm->active = c;
+}
+
+static void advance_comm(struct tn_comm *c, int budget)
+{
+    if (atomic_load(&c->block->failed) >= 2) {
+        end_all(c, take_failure(c));
+        return;
+    }
+    if (c->head < c->next)
+        shm_ops_advance(c, budget);
+    if (c->n_flows)
+        shm_p2p_advance(c);
+}
+
+void shm_advance(struct shm *s, int budget)
+{
+    for (struct tn_comm **at = &s->active; *at;) {
+        struct tn_comm *c = *at;
+        advance_comm(c, budget);
+        if (c->head < c->next || c->n_flows) {
+            at = &c->next_active;
+        } else {
+            *at = c->next_active;
+            c->is_active = 0;
+        }
+    }
+}
+
+static tn_status finish(struct tn_request *r)
+{
+    struct tn_comm *c = r->comm;
+    tn_status st = r->status;
+    r->next = c->shm->free_requests;
+    c->shm->free_requests = r;
+    return st == TN_OK ? TN_OK : c->shm->host->fail(c->shm->host, st, "%s", c->error_text);
+}
+
+static int32_t missing_rank(const struct tn_request *r)
+{
+    struct tn_comm *c = r->comm;
+    int32_t member = r->op >= OP_SEND ? r->root : shm_ops_missing(c, r);
+    return member < 0 ? -1 : c->ranks[member];
+}
+
+static void describe(const struct tn_request *r, int32_t missing, char *to, size_t bytes)
+{
+    char who[64] = "a member stopped in the middle";
+    if (missing >= 0)
+        snprintf(who, sizeof who, "rank %d is missing", (int)missing);
+    snprintf(to, bytes, "%s number %" PRIu64 " of group %s, %" PRIu64 " bytes: %s", shm_op_name(r->op), r->number,
+             r->comm->name, shm_request_bytes(r), who);
+}
+
+static tn_status give_up(struct tn_request *r, uint64_t timeout_ns)
+{
+    char text[256];
+    int32_t missing = missing_rank(r);
+    describe(r, missing, text, sizeof text);
+    return shm_error(r->comm, TN_TIMEOUT, missing, r, "%s after %.1f s", text, (double)timeout_ns / 1e9);
+}
+
+static void check_peers(struct tn_request *r, uint64_t now)
+{
+    tn_status st = shm_poll(r->comm->shm, now);
+    if (st == TN_OK || st == TN_PENDING)
+        return;
+    shm_advance(r->comm->shm, -1); /* what a rank left in order before it ended still counts */
+    if (r->status != TN_PENDING)
+        return;
+    char text[256];
+    int32_t missing = missing_rank(r);
+    describe(r, missing, text, sizeof text);
+    shm_comm_fail(r->comm, TN_PEER, missing, r, "%s, and a rank of the job has died", text);
+    shm_advance(r->comm->shm, 0);
+}
+
+tn_status shm_wait(struct tn_request *r, uint64_t timeout_ns)
+{
+    struct shm *s = r->comm->shm;
+    uint64_t start = 0, end = 0;
+    for (uint32_t turn = 0;; turn++) {
+        if (r->status == TN_PENDING)
+            shm_advance(s, -1);
+        if (r->status != TN_PENDING)
+            return finish(r);
+        if (s->spin_ns && turn % SPIN_CHECK != SPIN_CHECK - 1) {
+            relax();
+            continue;
+        }
+        uint64_t now = shm_now();
+        if (!start) {
+            start = now;
+            end = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
+        }
+        check_peers(r, now);
+        if (r->status != TN_PENDING)
+            return finish(r);
+        if (now >= end)
+            return give_up(r, timeout_ns);
+        if (now - start >= s->spin_ns)
+            sleep_on_bell(r, end - now < POLL_NS ? end - now : POLL_NS);
+    }
+}
+
+tn_status shm_test(struct tn_request *r)
+{
+    static _Thread_local uint32_t turns;
+    if (r->status == TN_PENDING)
+        shm_advance(r->comm->shm, 1);
+    if (r->status == TN_PENDING && ++turns % TEST_POLL == 0)
+        check_peers(r, shm_now());
+    return r->status == TN_PENDING ? TN_PENDING : finish(r);
+}
+
+void shm_progress(void *self)
+{
+    shm_advance(self, 1);
+}
+
+tn_status shm_last_error(struct tn_comm *c, struct tn_comm_error *error)
+{
+    uint32_t bytes = error->struct_size < sizeof c->error ? error->struct_size : (uint32_t)sizeof c->error;
+    if (!c->error.message)
+        return TN_NOT_FOUND;
+    memcpy(error, &c->error, bytes);
+    error->struct_size = bytes;
+    return TN_OK;
+}
+
+/* ---- a comm's block ---- */
+
+struct layout {
+    uint64_t slots, channels, bounce, pipes, bytes;
+};
+
+static uint64_t round_up(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static struct layout lay_out(int32_t n)
+{
+    struct layout l;
+    uint64_t k = (uint64_t)n;
+    l.slots = round_up(sizeof(struct shm_block) + k * sizeof(struct shm_member), LINE);
+    l.channels = round_up(l.slots + k * RING * sizeof(struct shm_slot), LINE);
+    l.bounce = round_up(l.channels + k * k * sizeof(struct shm_channel), PAGE);
+    l.pipes = l.bounce + k * 2 * BOUNCE_BYTES;
+    l.bytes = l.pipes + k * k * 2 * PIPE_CHUNK;
+    return l;
+}
+
+uint64_t shm_block_stride(const struct shm *s)
+{
+    return lay_out(s->n).bytes;
+}
+
+/* A group of one needs no file. */
+static tn_status map_block(struct tn_comm *c)
+{
+    struct shm *s = c->shm;
+    struct layout l = lay_out(c->n);
+    int alone = c->n == 1;
+    void *map = mmap(NULL, l.bytes, PROT_READ | PROT_WRITE,
+                     alone ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED, alone ? -1 : s->control_fd,
+                     alone ? 0 : (off_t)(s->control_bytes + c->entry * shm_block_stride(s)));
+    if (map == MAP_FAILED)
+        return s->host->fail(s->host, TN_NO_MEMORY, "shm: mapping %" PRIu64 " bytes for group %s: %s", l.bytes, c->name,
+                             strerror(errno));
+    char *base = map;
+    c->block = map;
+    c->block_bytes = l.bytes;
+    c->slots = (struct shm_slot *)(base + l.slots);
+    c->channels = (struct shm_channel *)(base + l.channels);
+    c->bounce = base + l.bounce;
+    c->pipes = base + l.pipes;
+    return TN_OK;
+}
+
+static void unmap_block(struct tn_comm *c)
+{
+    if (c->block)
+        munmap(c->block, c->block_bytes);
+    c->block = NULL;
+}
+
+/* Gives the block's memory back and leaves zeroes for the next group. */
+static void clear_block(struct tn_comm *c)
+{
+    struct shm *s = c->shm;
+    uint64_t at = s->control_bytes + c->entry * shm_block_stride(s);
+    if (fallocate(s->control_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)c->block_bytes) != 0)
+        memset(c->block, 0, lay_out(c->n).bounce);
+}
+
+/* ---- making a group ---- */
+
+static uint64_t group_key(const int32_t *ranks, int32_t n)
+{
+    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)n; /* FNV-1a */
+    for (int32_t i = 0; i < n; i++)
+        for (int shift = 0; shift < 32; shift += 8)
+            h = (h ^ ((uint32_t)ranks[i] >> shift & 0xff)) * UINT64_C(0x100000001b3);
+    return h;
+}
+
+static void free_entry(struct shm_entry *e)
+{
+    uint32_t w = atomic_load(&e->word);
+    atomic_store(&e->word, ENTRY_WORD(ENTRY_FREE, 0, ENTRY_GENERATION(w) + 1));
+    shm_futex_wake(&e->word);
+}
+
+/* Member 0 takes a free entry and opens it. */
+static tn_status open_entry(struct tn_comm *c, uint64_t key)
+{
+    struct shm_control *control = c->shm->control;
+    for (c->entry = 0; c->entry < COMMS; c->entry++) {
+        struct shm_entry *e = &control->entries[c->entry];
+        uint32_t w = atomic_load(&e->word);
+        if (ENTRY_STATE(w) != ENTRY_FREE ||
+            !atomic_compare_exchange_strong(&e->word, &w, ENTRY_WORD(ENTRY_BUSY, 0, ENTRY_GENERATION(w))))
+            continue;
+        tn_status st = map_block(c);
+        if (st != TN_OK) {
+            free_entry(e);
+            return st;
+        }
+        e->key = key;
+        atomic_store(&e->left, 0);
+        c->generation = ENTRY_GENERATION(w);
+        atomic_store(&c->block->members[c->me].joined, 1);
+        uint32_t high = atomic_load(&control->high);
+        while (high <= c->entry && !atomic_compare_exchange_weak(&control->high, &high, c->entry + 1))
+            ;
+        atomic_store(&e->word, ENTRY_WORD(ENTRY_OPEN, 1, ENTRY_GENERATION(w)));
+        return TN_OK;
+    }
+    return c->shm->host->fail(c->shm->host, TN_NO_MEMORY, "shm: more than %d groups at a time", COMMS);
+}
+
+/* The other members look for it. TN_PENDING: not open yet. */
+static tn_status join_entry(struct tn_comm *c, uint64_t key)
+{
+    struct shm_control *control = c->shm->control;
+    uint32_t high = atomic_load(&control->high);
+    for (c->entry = 0; c->entry < high; c->entry++) {
+        struct shm_entry *e = &control->entries[c->entry];
+        uint32_t w = atomic_load(&e->word);
+        if (ENTRY_STATE(w) != ENTRY_OPEN || e->key != key)
+            continue;
+        tn_status st = map_block(c);
+        if (st != TN_OK)
+            return st;
+        while (ENTRY_STATE(w) == ENTRY_OPEN) {
+            uint32_t joined = ENTRY_JOINED(w) + 1;
+            int last = joined == (uint32_t)c->n;
+            if (atomic_compare_exchange_weak(&e->word, &w, ENTRY_WORD(last ? ENTRY_ALIVE : ENTRY_OPEN, joined,
+                                                                      ENTRY_GENERATION(w)))) {
+                c->generation = ENTRY_GENERATION(w);
+                atomic_store(&c->block->members[c->me].joined, 1);
+                shm_futex_wake(&e->word);
+                return TN_OK;
+            }
+        }
+        unmap_block(c);
+    }
+    return TN_PENDING;
+}
+
+/* After a deadline: member 0 closes the entry, another steps back. TN_OK: it came alive after all. */
+static tn_status leave_entry(struct tn_comm *c)
+{
+    struct shm_entry *e = &c->shm->control->entries[c->entry];
+    uint32_t w = atomic_load(&e->word);
+    while (ENTRY_STATE(w) == ENTRY_OPEN && ENTRY_GENERATION(w) == c->generation) {
+        uint32_t to = c->me == 0 ? ENTRY_WORD(ENTRY_BUSY, 0, ENTRY_GENERATION(w))
+                                 : ENTRY_WORD(ENTRY_OPEN, ENTRY_JOINED(w) - 1, ENTRY_GENERATION(w));
+        if (!atomic_compare_exchange_weak(&e->word, &w, to))
+            continue;
+        atomic_store(&c->block->members[c->me].joined, 0);
+        if (c->me == 0) {
+            clear_block(c);
+            free_entry(e);
+        }
+        return TN_TIMEOUT;
+    }
+    return ENTRY_STATE(w) == ENTRY_ALIVE && ENTRY_GENERATION(w) == c->generation ? TN_OK : TN_TIMEOUT;
+}
+
+static tn_status late(struct tn_comm *c, uint64_t deadline)
+{
+    struct shm *s = c->shm;
+    tn_status st = shm_poll(s, shm_now());
+    int died = st != TN_OK && st != TN_PENDING;
+    if (!died && shm_now() < deadline)
+        return TN_PENDING;
+    int32_t missing = 0;
+    if (c->block) {
+        while (missing < c->n && atomic_load(&c->block->members[missing].joined))
+            missing++;
+        if (leave_entry(c) == TN_OK)
+            return TN_OK;
+        missing = missing < c->n ? missing : -1;
+    }
+    return s->host->fail(s->host, died ? TN_PEER : TN_TIMEOUT, "shm: making group %s: rank %d has not come%s", c->name,
+                         missing < 0 ? -1 : (int)c->ranks[missing], died ? ", and a rank of the job has died" : "");
+}
+
+static tn_status meet(struct tn_comm *c, uint64_t deadline)
+{
+    struct shm *s = c->shm;
+    uint64_t key = group_key(c->ranks, c->n);
+    tn_status st = c->me == 0 ? open_entry(c, key) : join_entry(c, key);
+    for (; st == TN_PENDING; st = join_entry(c, key)) {
+        usleep(50);
+        if ((st = late(c, deadline)) != TN_PENDING)
+            return st;
+    }
+    struct shm_entry *e = &s->control->entries[st == TN_OK ? c->entry : 0];
+    while (st == TN_OK) {
+        uint32_t w = atomic_load(&e->word);
+        if (ENTRY_STATE(w) == ENTRY_ALIVE && ENTRY_GENERATION(w) == c->generation)
+            return TN_OK;
+        if (ENTRY_GENERATION(w) != c->generation || ENTRY_STATE(w) != ENTRY_OPEN)
+            return s->host->fail(s->host, TN_TIMEOUT, "shm: making group %s: rank %d gave up", c->name,
+                                 (int)c->ranks[0]);
+        shm_futex_wait(&e->word, w, POLL_NS);
+        st = late(c, deadline);
+        if (st == TN_OK)
+            return TN_OK;
+        st = st == TN_PENDING ? TN_OK : st;
+    }
+    return st;
+}
+
+static tn_status check_ranks(const struct shm *s, const int32_t *ranks, int32_t n, int32_t *me)
+{
+    *me = -1;
+    if (n < 1 || n > s->n)
+        return s->host->fail(s->host, TN_INVALID, "shm: a group of %d ranks in a world of %d", (int)n, (int)s->n);
+    for (int32_t i = 0; i < n; i++) {
+        if (ranks[i] < 0 || ranks[i] >= s->n)
+            return s->host->fail(s->host, TN_INVALID, "shm: rank %d in a world of %d", (int)ranks[i], (int)s->n);
+        if (ranks[i] == s->rank)
+            *me = i;
+        for (int32_t k = 0; k < i; k++)
+            if (ranks[k] == ranks[i])
+                return s->host->fail(s->host, TN_INVALID, "shm: rank %d twice in a group", (int)ranks[i]);
+    }
+    if (*me < 0)
+        return s->host->fail(s->host, TN_INVALID, "shm: rank %d is not in the group it makes", (int)s->rank);
+    return TN_OK;
+}
+
+static struct tn_comm *alloc_comm(struct shm *s, int32_t n)
+{
+    const struct tn_host *host = s->host;
+    struct tn_comm *c = host->alloc(host, sizeof *c);
+    if (!c)
+        return NULL;
+    memset(c, 0, sizeof *c);
+    c->shm = s;
+    c->n = n;
+    uint64_t k = (uint64_t)n;
+    c->ranks = host->alloc(host, k * sizeof *c->ranks);
+    c->sends = host->alloc(host, 2 * k * sizeof *c->sends);
+    c->in_ptrs = host->alloc(host, k * sizeof *c->in_ptrs);
+    c->out_ptrs = host->alloc(host, k * sizeof *c->out_ptrs);
+    if (c->sends)
+        memset(c->sends, 0, 2 * k * sizeof *c->sends);
+    c->recvs = c->sends ? c->sends + n : NULL;
+    return c;
+}
+
+static void free_comm(struct tn_comm *c)
+{
+    const struct tn_host *host = c->shm->host;
+    unmap_block(c);
+    host->release(host, c->ranks);
+    host->release(host, c->sends);
+    host->release(host, c->in_ptrs);
+    host->release(host, c->out_ptrs);
+    host->release(host, c);
+}
+
+tn_status shm_comm_create(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
+                          struct tn_comm **comm)
+{
+    struct shm *s = self;
+    int32_t me;
+    if (!s->control)
+        return s->host->fail(s->host, TN_INVALID, "shm: comm_create before init");
+    tn_status st = check_ranks(s, ranks, n, &me);
+    if (st != TN_OK)
+        return st;
+    struct tn_comm *c = alloc_comm(s, n);
+    if (!c)
+        return s->host->fail(s->host, TN_NO_MEMORY, "shm: no memory for a group of %d", (int)n);
+    if (!c->ranks || !c->sends || !c->in_ptrs || !c->out_ptrs) {
+        free_comm(c);
+        return s->host->fail(s->host, TN_NO_MEMORY, "shm: no memory for a group of %d", (int)n);
+    }
+    c->me = me;
+    c->room = RING;
+    memcpy(c->ranks, ranks, (size_t)n * sizeof *ranks);
+    snprintf(c->name, sizeof c->name, "%s", name ? name : "");
+    uint64_t now = shm_now();
+    st = n == 1 ? map_block(c) : meet(c, timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns);
+    if (st != TN_OK) {
+        free_comm(c);
+        return st;
+    }
+    *comm = c;
+    return TN_OK;
+}
+
+static void recycle(struct shm *s, struct tn_request *r)
+{
+    r->next = s->free_requests;
+    s->free_requests = r;
+}
+
+static void drop_requests(struct tn_comm *c)
+{
+    struct shm *s = c->shm;
+    for (; c->head < c->next; c->head++)
+        if (c->ring[c->head % RING])
+            recycle(s, c->ring[c->head % RING]);
+    for (int32_t i = 0; i < 2 * c->n; i++)
+        for (struct tn_request *r = c->sends[i].head; r; r = c->sends[i].head) {
+            c->sends[i].head = r->next;
+            recycle(s, r);
+        }
+}
+
+void shm_comm_destroy(struct tn_comm *c)
+{
+    if (!c)
+        return;
+    struct shm *s = c->shm;
+    for (struct tn_comm **at = &s->active; *at; at = &(*at)->next_active)
+        if (*at == c) {
+            *at = c->next_active;
+            break;
+        }
+    drop_requests(c);
+    struct shm_entry *e = &s->control->entries[c->entry];
+    /* The last one to leave cleans up; the entry must not be reused while this one is mapped. */
+    if (c->n > 1 && atomic_fetch_add(&e->left, 1) + 1 == c->n) {
+        clear_block(c);
+        free_entry(e);
+    }
+    free_comm(c);
+}
+
+void shm_comm_abort(struct tn_comm *c)
+{
+    shm_comm_fail(c, TN_ABORTED, -1, NULL, "group %s was aborted by rank %d", c->name, (int)c->shm->rank);
+}

@@ -1,0 +1,240 @@
+/* shm: collectives among the ranks of one host, through memory that all of them map.
+ *
+ * This file is the plugin's table and an instance's life: create reads the options, init finds
+ * the other ranks and maps the control file, destroy leaves nothing. The parts are listed in
+ * shm.h, the protocol is explained in comm.c. */
+#include <errno.h>
+#include <inttypes.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shm.h"
+
+enum { MAX_CPUS = 1024, DEFAULT_CACHE = 32 << 20, DEFAULT_SPIN_US = 300 };
+
+uint64_t shm_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+int shm_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t ns)
+{
+    struct timespec t = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
+    return (int)syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+}
+
+void shm_futex_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+tn_status shm_poll(struct shm *s, uint64_t now)
+{
+    if (now < s->next_poll_ns)
+        return TN_OK;
+    s->next_poll_ns = now + POLL_NS;
+    return s->bootstrap.poll(s->bootstrap.ctx);
+}
+
+static tn_status create(const struct tn_host *host, const struct tn_collective *next, void *next_self, void **self)
+{
+    if (next || next_self)
+        return host->fail(host, TN_INVALID, "shm is a backend and takes no backend below it");
+    struct shm *s = host->alloc(host, sizeof *s);
+    if (!s)
+        return host->fail(host, TN_NO_MEMORY, "no memory for a shm instance");
+    memset(s, 0, sizeof *s);
+    s->host = host;
+    s->control_fd = -1;
+    s->spin_option_us = host->get_int(host, "spin_us");
+    s->kernels = shm_kernels_pick();
+    long cache = -1;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    s->cache_bytes = cache > 0 ? (uint64_t)cache : DEFAULT_CACHE;
+    *self = s;
+    return TN_OK;
+}
+
+struct shm_pool {
+    struct shm_pool *next;
+    struct tn_request requests[RING];
+};
+
+static tn_status grow_requests(struct shm *s)
+{
+    struct shm_pool *pool = s->host->alloc(s->host, sizeof *pool);
+    if (!pool)
+        return TN_NO_MEMORY;
+    pool->next = s->pools;
+    s->pools = pool;
+    for (int i = 0; i < RING; i++) {
+        pool->requests[i].next = s->free_requests;
+        s->free_requests = &pool->requests[i];
+    }
+    return TN_OK;
+}
+
+/* A pool grows only when more requests are under way than ever before. */
+struct tn_request *shm_request_new(struct tn_comm *c)
+{
+    struct shm *s = c->shm;
+    if (!s->free_requests && grow_requests(s) != TN_OK)
+        return NULL;
+    struct tn_request *r = s->free_requests;
+    s->free_requests = r->next;
+    memset(r, 0, sizeof *r);
+    r->comm = c;
+    r->status = TN_PENDING;
+    return r;
+}
+
+static void destroy(void *self)
+{
+    struct shm *s = self;
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < SEGMENTS; i++)
+        if (s->segments[i].base)
+            shm_mem_free(s, s->segments[i].base + s->segments[i].mine);
+    shm_disconnect(s);
+    while (s->pools) {
+        struct shm_pool *next = s->pools->next;
+        s->host->release(s->host, s->pools);
+        s->pools = next;
+    }
+    s->host->release(s->host, s);
+}
+
+static tn_status caps(void *self, struct tn_collective_caps *caps)
+{
+    struct tn_collective_caps have = { .in_place_peers = 1, .needs_progress = 1, .host_memory = 1 };
+    for (uint32_t d = 1; d < 64; d++)
+        if (shm_can_reduce(d))
+            have.dtypes |= UINT64_C(1) << d;
+    have.struct_size = caps->struct_size < sizeof have ? caps->struct_size : (uint32_t)sizeof have;
+    memcpy(caps, &have, have.struct_size);
+    return TN_OK;
+}
+
+/* How many processors all ranks together may use: binding each rank to its own core is as good
+ * as not binding any. */
+static int32_t count_cores(const struct shm *s)
+{
+    int32_t cores = 0;
+    for (int word = 0; word < MAX_CPUS / 64; word++) {
+        uint64_t any = 0;
+        for (int32_t r = 0; r < s->n; r++)
+            any |= s->control->cells[r].cpus[word];
+        cores += __builtin_popcountll(any);
+    }
+    return cores > 0 ? cores : 1;
+}
+
+static void tell_cpus(struct shm *s)
+{
+    union {
+        uint64_t words[MAX_CPUS / 64];
+        unsigned long mask[MAX_CPUS / 8 / sizeof(unsigned long)];
+    } cpus;
+    memset(&cpus, 0, sizeof cpus);
+    if (syscall(SYS_sched_getaffinity, 0, sizeof cpus, &cpus) < 0)
+        cpus.words[0] = 1;
+    memcpy(s->control->cells[s->rank].cpus, cpus.words, sizeof cpus.words);
+}
+
+static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t timeout_ns)
+{
+    struct shm *s = self;
+    if (s->control)
+        return s->host->fail(s->host, TN_INVALID, "shm: init called twice");
+    uint64_t now = shm_now();
+    uint64_t deadline = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
+    s->bootstrap = *bootstrap;
+    s->rank = bootstrap->rank;
+    s->n = bootstrap->size;
+    s->timeout_ns = timeout_ns;
+    tn_status st = grow_requests(s);
+    if (st != TN_OK)
+        return s->host->fail(s->host, st, "shm: no memory for requests");
+    if ((st = shm_connect(s, deadline)) != TN_OK)
+        return st;
+    tell_cpus(s);
+    if ((st = shm_gather(s, deadline, "init")) != TN_OK)
+        return st;
+    s->cores = count_cores(s);
+    s->workers = s->n < s->cores ? s->n : s->cores;
+    /* Spinning in one rank while another has no core to run on only delays both. */
+    int64_t automatic = s->n <= s->cores ? DEFAULT_SPIN_US : 0;
+    s->spin_ns = (uint64_t)(s->spin_option_us < 0 ? automatic : s->spin_option_us) * 1000u;
+    s->host->log(s->host, TN_LOG_DEBUG, "%d ranks on %d cores, %s kernels", (int)s->n, (int)s->cores,
+                 s->kernels->name);
+    return TN_OK;
+}
+
+static const struct tn_collective table = {
+    .struct_size = sizeof(struct tn_collective),
+    .create = create,
+    .destroy = destroy,
+    .caps = caps,
+    .init = init,
+    .mem_alloc = shm_mem_alloc,
+    .mem_free = shm_mem_free,
+    .comm_create = shm_comm_create,
+    .comm_destroy = shm_comm_destroy,
+    .comm_abort = shm_comm_abort,
+    .all_reduce = shm_all_reduce,
+    .all_gather = shm_all_gather,
+    .reduce_scatter = shm_reduce_scatter,
+    .all_to_all = shm_all_to_all,
+    .broadcast = shm_broadcast,
+    .send = shm_send,
+    .recv = shm_recv,
+    .barrier = shm_barrier,
+    .test = shm_test,
+    .wait = shm_wait,
+    .progress = shm_progress,
+    .last_error = shm_last_error,
+};
+
+static const struct tn_option options[] = {
+    { .struct_size = sizeof(struct tn_option),
+      .type = TN_OPT_INT,
+      .flags = TN_OPT_AUTO,
+      .key = "spin_us",
+      .fallback = "auto",
+      .min = 0,
+      .max = 1000000,
+      .help = "Microseconds that a waiting rank spins before it sleeps; auto: 300 while the ranks have a core each, "
+              "else 0." },
+};
+
+const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
+{
+    static const struct tn_plugin plugin = {
+        .magic = TN_PLUGIN_MAGIC,
+        .struct_size = sizeof(struct tn_plugin),
+        .abi_major = TN_ABI_MAJOR,
+        .abi_minor = TN_ABI_MINOR,
+        .min_host_minor = TN_ABI_MINOR,
+        .kind = TN_PLUGIN_COLLECTIVE,
+        .option_stride = sizeof(struct tn_option),
+        .id = "shm",
+        .version = "0.1.0",
+        .summary = "Collectives among the ranks of one host through shared memory.",
+        .build_info = __VERSION__,
+        .table = &table,
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+    };
+    (void)host;
+    return &plugin;
+}

@@ -1,0 +1,20 @@
+/* A bootstrap for ranks that a test forks or starts as threads: a small table of keys in
+ * anonymous memory, which the ranks inherit. No network, no file. */
+#ifndef TENON_TESTS_LOOPBACK_H
+#define TENON_TESTS_LOOPBACK_H
+
+#include <tenon/collective.h>
+
+struct loopback;
+
+/* NULL when memory is exhausted. Call before the ranks start. */
+struct loopback *loopback_create(int32_t n);
+void loopback_destroy(struct loopback *lb);
+/* The table for one rank; it points into *lb. */
+struct tn_bootstrap loopback_bootstrap(struct loopback *lb, int32_t rank);
+/* From now on poll says TN_PEER in all ranks. */
+void loopback_died(struct loopback *lb, int32_t rank);
+/* Words that the ranks of a test may share as they like (atomically). */
+_Atomic uint64_t *loopback_words(struct loopback *lb, uint32_t *count);
+
+#endif
