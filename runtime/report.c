@@ -14,6 +14,7 @@
 
 #include "base/buf.h"
 #include "metrics.h"
+#include "unicode.h"
 
 #define REDRAW_S  0.1 /* between two pictures of the progress line */
 #define PLAIN_S   5.0 /* between two plain lines; longer runs have rarer ones, up to: */
@@ -200,29 +201,6 @@ void tn_report_validation(struct tn_report *r, int64_t step, double loss)
     tn_buf_finish(&line);
 }
 
-/* Length of the well-formed UTF-8 character (Unicode 3.9, table 3-7) at `text`, or 0; *code is its number. */
-static size_t utf8_at(const unsigned char *text, size_t left, uint32_t *code)
-{
-    static const struct {
-        uint32_t lead, mask, least;
-    } forms[] = { { 0x00, 0x80, 0 }, { 0xC0, 0xE0, 0x80 }, { 0xE0, 0xF0, 0x800 }, { 0xF0, 0xF8, 0x10000 } };
-    for (size_t more = 0; more < 4; more++) {
-        if ((text[0] & forms[more].mask) != forms[more].lead)
-            continue;
-        if (more >= left)
-            return 0;
-        uint32_t number = text[0] & ~forms[more].mask & 0xFF;
-        for (size_t i = 1; i <= more; i++) {
-            if ((text[i] & 0xC0) != 0x80)
-                return 0;
-            number = number << 6 | (text[i] & 0x3F);
-        }
-        *code = number;
-        return number < forms[more].least || number > 0x10FFFF || (number >= 0xD800 && number < 0xE000) ? 0 : more + 1;
-    }
-    return 0;
-}
-
 /* Moves the cursor, changes modes or turns the direction of text: not for a terminal. */
 static int is_control(uint32_t code)
 {
@@ -236,7 +214,7 @@ static void add_safe(struct tn_buf *out, const char *text, size_t bytes)
     static const char replacement[] = "\xEF\xBF\xBD";
     for (size_t i = 0; i < bytes;) {
         uint32_t code = 0;
-        size_t length = utf8_at((const unsigned char *)text + i, bytes - i, &code);
+        size_t length = tn_utf8_read(text + i, bytes - i, &code);
         if (length == 0 || is_control(code))
             tn_buf_add(out, replacement, 3);
         else
