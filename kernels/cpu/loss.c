@@ -124,7 +124,8 @@ static tn_status bind_cross_entropy_dx(struct cpu *cpu, const struct tn_op_desc 
     return TN_OK;
 }
 
-/* --- over a cut vocabulary: ce_max(logits) -> m, ce_sum(logits labels m) -> zt, ce_loss(zt m labels) -> loss lse --- */
+/* --- over a cut vocabulary: ce_max(logits) -> m, ce_sum(logits labels m) -> zt,
+ * ce_loss(zt m labels) -> loss lse --- */
 
 static void run_ce_max(struct tn_kernel *k)
 {
