@@ -41,6 +41,8 @@ static enum tn_load open_failed(const char *path, struct tn_load_error *error)
                        strstr(text, "static TLS");
     if (about_file && !about_symbol)
         return tn_load_fail(error, TN_LOAD_NOT_ELF, "%s", text);
+    if (about_file)
+        return tn_load_fail(error, TN_LOAD_MISSING_DEPENDENCY, "%s", text);
     return tn_load_fail(error, TN_LOAD_MISSING_DEPENDENCY, "%s: %s", path, text);
 }
 
