@@ -78,12 +78,17 @@ tn_value gpt_project(struct gpt_builder *b, const struct gpt_linear *l, tn_value
     tn_value w = l->trans ? gpt_matrix(b, name, l->out, l->out_dim, l->in, l->in_dim, l->std)
                           : gpt_matrix(b, name, l->in, l->in_dim, l->out, l->out_dim, l->std);
     tn_value y = gpt_matmul(b, l->op, x, w, l->trans);
+    if (l->tag)
+        b->edit->set_tag(b->program, y, l->tag);
     if (!l->bias)
         return y;
     snprintf(name, sizeof name, "%s.bias", l->param);
     tn_value bias = gpt_vector(b, name, l->out, l->out_dim, TN_INIT_ZEROS);
     snprintf(name, sizeof name, "%s.bias", l->op);
-    return gpt_add_bias(b, name, y, bias);
+    y = gpt_add_bias(b, name, y, bias);
+    if (l->tag)
+        b->edit->set_tag(b->program, y, l->tag);
+    return y;
 }
 
 tn_value gpt_norm(struct gpt_builder *b, const char *param_name, const char *op, tn_value x)
@@ -133,12 +138,9 @@ tn_value gpt_dropout(struct gpt_builder *b, const char *op, tn_value x)
     return y;
 }
 
-/* The branch is tagged like the stream: whoever lays out the stream means both, and what is
- * added to a branch (a bias) would else be free to take a layout of its own. */
 tn_value gpt_residual(struct gpt_builder *b, const char *op, tn_value stream, tn_value branch)
 {
     const tn_value in[] = {stream, branch};
-    b->edit->set_tag(b->program, branch, "residual");
     tn_value sum = gpt_op(b, TN_OP_ADD, op, in, COUNT(in), NULL, 0);
     b->edit->set_tag(b->program, sum, "residual");
     return sum;

@@ -32,6 +32,7 @@ struct gpt_linear {
     const char *in_dim, *out_dim; /* logical axes */
     int trans, bias;
     double std;
+    const char *tag; /* of what it makes, with and without the bias; NULL: none */
 };
 
 struct gpt_builder {

@@ -16,6 +16,8 @@ tn_value gpt2_embed(struct gpt_builder *b, tn_value *table)
     const tn_value token_in[] = {b->tokens, *table}, position_in[] = {b->positions, wpe};
     tn_value tokens = gpt_op(b, TN_OP_EMBEDDING, "embed.tokens", token_in, 2, NULL, 0);
     tn_value positions = gpt_op(b, TN_OP_EMBEDDING, "embed.positions", position_in, 2, NULL, 0);
+    b->edit->set_tag(b->program, tokens, "residual");
+    b->edit->set_tag(b->program, positions, "residual");
     return gpt_dropout(b, "embed.dropout", gpt_residual(b, "embed", tokens, positions));
 }
 
@@ -46,9 +48,7 @@ static tn_value attention_input(struct gpt_builder *b, tn_value x, const char *w
 static tn_value join(struct gpt_builder *b, const struct gpt_linear *linear, const char *drop, const char *sum,
                      tn_value x, tn_value branch)
 {
-    branch = gpt_project(b, linear, branch);
-    b->edit->set_tag(b->program, branch, "residual");
-    return gpt_residual(b, sum, x, gpt_dropout(b, drop, branch));
+    return gpt_residual(b, sum, x, gpt_dropout(b, drop, gpt_project(b, linear, branch)));
 }
 
 static tn_value attention_half(struct gpt_builder *b, tn_value x)
@@ -61,7 +61,7 @@ static tn_value attention_half(struct gpt_builder *b, tn_value x)
     tn_value v = attention_input(b, h, "v", kv_dim, "kv_heads", q_dim + kv_dim, fused);
     tn_value o = gpt_attention(b, q, k, v);
     const struct gpt_linear proj = {"attn.c_proj", "attn.proj", q_dim, g->hidden, "heads", "embed", 0, 1,
-                                    gpt_residual_std(g)};
+                                    gpt_residual_std(g), "residual"};
     return join(b, &proj, "attn.dropout", "attn.residual", x, o);
 }
 
@@ -75,7 +75,7 @@ static tn_value mlp_half(struct gpt_builder *b, tn_value x)
     const struct tn_attr tanh_form = TN_ATTR_I("tanh", 1);
     tn_value a = gpt_op(b, TN_OP_BIAS_GELU, "mlp.gelu", in, 2, &tanh_form, 1);
     const struct gpt_linear proj = {"mlp.c_proj", "mlp.proj", g->mlp, g->hidden, "mlp", "embed", 0, 1,
-                                    gpt_residual_std(g)};
+                                    gpt_residual_std(g), "residual"};
     return join(b, &proj, "mlp.dropout", "mlp.residual", x, a);
 }
 

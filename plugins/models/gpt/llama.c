@@ -36,13 +36,13 @@ static tn_value attention_half(struct gpt_builder *b, tn_value x)
     int64_t q_dim = g->heads * g->head_dim, kv_dim = g->kv_heads * g->head_dim;
     int bias = g->qkv_bias;
     const struct gpt_linear wq = {"self_attn.q_proj", "attn.q", g->hidden, q_dim, "embed", "heads", 1, bias,
-                                  g->init_std};
+                                  g->init_std, NULL};
     const struct gpt_linear wk = {"self_attn.k_proj", "attn.k", g->hidden, kv_dim, "embed", "kv_heads", 1, bias,
-                                  g->init_std};
+                                  g->init_std, NULL};
     const struct gpt_linear wv = {"self_attn.v_proj", "attn.v", g->hidden, kv_dim, "embed", "kv_heads", 1, bias,
-                                  g->init_std};
+                                  g->init_std, NULL};
     const struct gpt_linear wo = {"self_attn.o_proj", "attn.proj", q_dim, g->hidden, "heads", "embed", 1, 0,
-                                  gpt_residual_std(g)};
+                                  gpt_residual_std(g), "residual"};
 
     tn_value h = gpt_norm(b, "input_layernorm", "attn.norm", x);
     tn_value q = gpt_project(b, &wq, h);
@@ -57,10 +57,12 @@ static tn_value attention_half(struct gpt_builder *b, tn_value x)
 static tn_value mlp_half(struct gpt_builder *b, tn_value x)
 {
     const struct gpt *g = b->gpt;
-    const struct gpt_linear gate = {"mlp.gate_proj", "mlp.gate", g->hidden, g->mlp, "embed", "mlp", 1, 0, g->init_std};
-    const struct gpt_linear up = {"mlp.up_proj", "mlp.up", g->hidden, g->mlp, "embed", "mlp", 1, 0, g->init_std};
+    const struct gpt_linear gate = {"mlp.gate_proj", "mlp.gate", g->hidden, g->mlp, "embed", "mlp", 1, 0,
+                                    g->init_std, NULL};
+    const struct gpt_linear up = {"mlp.up_proj", "mlp.up", g->hidden, g->mlp, "embed", "mlp", 1, 0,
+                                  g->init_std, NULL};
     const struct gpt_linear down = {"mlp.down_proj", "mlp.down", g->mlp, g->hidden, "mlp", "embed", 1, 0,
-                                    gpt_residual_std(g)};
+                                    gpt_residual_std(g), "residual"};
 
     tn_value h = gpt_norm(b, "post_attention_layernorm", "mlp.norm", x);
     const tn_value gu[] = {gpt_project(b, &gate, h), gpt_project(b, &up, h)};

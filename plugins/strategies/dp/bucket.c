@@ -93,6 +93,18 @@ static int by_readiness(const void *a, const void *b)
     return x->op < y->op ? -1 : x->op > y->op; /* one op may complete two */
 }
 
+/* The part of the reduced bucket that is item's gradient; it lies like the gradient that it replaces. */
+static tn_value view_of(const struct bucketing *b, const struct reduction *item, tn_value sum, int64_t offset,
+                        const char *name)
+{
+    const tn_value in[] = {sum, item->from};
+    const struct tn_attr at = TN_ATTR_I("offset", offset);
+    tn_value view = b->dp->edit->op(b->program, TN_OP_VIEW, name, in, 2, &at, 1);
+    for (int32_t axis = 0; view && axis < b->dp->read->axis_count(b->program); axis++)
+        b->dp->edit->place(b->program, view, axis, b->dp->read->placement(b->program, item->to, axis));
+    return view;
+}
+
 /* Items [first, end) become one all_reduce. */
 static void join(struct bucketing *b, uint64_t first, uint64_t end, tn_value *members)
 {
@@ -109,10 +121,8 @@ static void join(struct bucketing *b, uint64_t first, uint64_t end, tn_value *me
     int64_t offset = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct reduction *item = &b->items[first + i];
-        const tn_value in[] = {sum, item->from};
-        const struct tn_attr at = TN_ATTR_I("offset", offset);
         snprintf(name, sizeof name, "dp.bucket.%u.%u", bucket, i);
-        tn_value view = edit->op(b->program, TN_OP_VIEW, name, in, 2, &at, 1);
+        tn_value view = view_of(b, item, sum, offset, name);
         if (!view)
             return; /* the program has recorded why */
         edit->replace_uses(b->program, item->to, view, 0);

@@ -45,28 +45,61 @@ static tn_op first_backward_user(const struct tp *tp, const struct tn_program *p
     return 0;
 }
 
+/* The op that puts a gather's blocks in order along an inner dimension; 0 if none does. */
+static tn_op merge_of(const struct tp *tp, const struct tn_program *program, tn_value gathered)
+{
+    tn_op user = tp->read->user_next(program, gathered, 0);
+    struct tn_op_info info;
+    if (!user)
+        return 0;
+    op_info(tp, program, user, &info);
+    return info.opcode == TN_OP_MERGE_BLOCKS ? user : 0;
+}
+
+/* A second op like `op` (of one output), on `input`, where new ops go; its output lies like the first one's. */
+static tn_value repeat(const struct tp *tp, struct tn_program *program, tn_op op, tn_value input,
+                       const char *const keys[2])
+{
+    struct tn_op_info info;
+    struct tn_value_info output = {.struct_size = sizeof output};
+    const struct tn_attr attrs[] = {
+        TN_ATTR_I(keys[0], tp->read->attr_int(program, op, keys[0], -1)),
+        TN_ATTR_I(keys[1], tp->read->attr_int(program, op, keys[1], -1)),
+    };
+    char name[256];
+    op_info(tp, program, op, &info);
+    tn_value from = info.out[0];
+    tp->read->value_info(program, from, &output);
+    snprintf(name, sizeof name, "%.240s.again", output.name);
+    tn_value again = tp->edit->op(program, info.opcode, name, &input, 1, attrs, 2);
+    for (int32_t axis = 0; again && axis < tp->read->axis_count(program); axis++)
+        tp->edit->place(program, again, axis, tp->read->placement(program, from, axis));
+    return again;
+}
+
 static void gather_again(const struct tp *tp, struct tn_program *program, tn_op gather)
 {
-    struct tn_op_info info, user_info;
-    struct tn_value_info gathered = {.struct_size = sizeof gathered};
+    static const char *const gather_keys[] = {"axis", "dim"}, *const merge_keys[] = {"dim", "parts"};
+    struct tn_op_info info, merge_info, user_info;
     op_info(tp, program, gather, &info);
-    tn_op user = first_backward_user(tp, program, info.out[0]);
+    tn_value part = info.in[0], whole = info.out[0];
+    tn_op merge = merge_of(tp, program, whole);
+    if (merge) {
+        op_info(tp, program, merge, &merge_info);
+        whole = merge_info.out[0];
+    }
+    tn_op user = first_backward_user(tp, program, whole);
     if (!user)
         return;
     op_info(tp, program, user, &user_info);
-    tp->read->value_info(program, info.out[0], &gathered);
-    char name[256];
-    snprintf(name, sizeof name, "%.240s.again", gathered.name);
-    const struct tn_attr attrs[] = {
-        TN_ATTR_I("axis", tp->read->attr_int(program, gather, "axis", -1)),
-        TN_ATTR_I("dim", tp->read->attr_int(program, gather, "dim", -1)),
-    };
     tp->edit->at(program, TN_REGION_BACKWARD, user_info.layer, user_info.stage);
     tp->edit->insert_before(program, user);
-    tn_value again = tp->edit->op(program, TN_OP_ALL_GATHER, name, info.in, 1, attrs, 2);
+    tn_value again = repeat(tp, program, gather, part, gather_keys);
+    if (merge && again)
+        again = repeat(tp, program, merge, again, merge_keys);
     tp->edit->insert_before(program, 0);
     if (again)
-        tp->edit->replace_uses(program, info.out[0], again, tp->edit->last_op(program));
+        tp->edit->replace_uses(program, whole, again, tp->edit->last_op(program));
 }
 
 /* Last gathers first: where two axes gather one after the other, the second's repetition

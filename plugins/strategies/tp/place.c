@@ -89,8 +89,23 @@ static void place_like(const struct placing *at, tn_value v, const struct tn_val
         at->tp->edit->place(at->program, v, at->axis[a], param_placement(at, param, a));
 }
 
+/* The gradient of a cut param is cut alike: a sum still to be reduced would be as large as
+ * the whole param, which for an embedding is more than the activations it comes from. */
+static void place_gradient(const struct placing *at, tn_value accumulator, const struct tn_value_info *param)
+{
+    for (int32_t a = 0; a < at->tp->axes.n; a++) {
+        tn_placement cut = param_placement(at, param, a);
+        if (TN_PLACE_KIND(cut) == TN_PLACE_SHARD)
+            at->tp->edit->place(at->program, accumulator, at->axis[a], cut);
+    }
+}
+
+/* The residual stream is whole, or cut along the sequence; so are its gradients. Norms are
+ * whole where the stream is: a norm of a sum still to be reduced could as well be cut, at the
+ * cost of one more collective than its user needs. */
 static void want(const struct placing *at, tn_value v, const struct tn_value_info *info)
 {
+    const struct tp *tp = at->tp;
     const char *tag = info->tag;
     struct tn_value_info forward;
     if (info->grad_of) {
@@ -99,9 +114,11 @@ static void want(const struct placing *at, tn_value v, const struct tn_value_inf
     }
     for (int32_t a = 0; a < at->tp->axes.n; a++)
         if (strcmp(tag, "residual") == 0)
-            at->tp->edit->want(at->program, v, at->axis[a], at->tp->sequence_parallel ? TN_SHARD(1) : TN_REPLICATE);
+            tp->edit->want(at->program, v, at->axis[a], tp->sequence_parallel ? TN_SHARD(1) : TN_REPLICATE);
+        else if (strcmp(tag, "norm") == 0 && !tp->sequence_parallel)
+            tp->edit->want(at->program, v, at->axis[a], TN_REPLICATE);
         else if (strcmp(tag, "logits") == 0)
-            at->tp->edit->want(at->program, v, at->axis[a], vocab_cut(at, a, info->rank - 1));
+            tp->edit->want(at->program, v, at->axis[a], vocab_cut(at, a, info->rank - 1));
 }
 
 tn_status tp_place(void *self, struct tn_program *program)
@@ -122,6 +139,9 @@ tn_status tp_place(void *self, struct tn_program *program)
         } else if (info.kind == TN_KIND_STATE && !info.def && info.like) {
             value_info(&at, info.like, &param);
             place_like(&at, v, &param);
+        } else if (info.kind == TN_KIND_ACCUMULATOR && !info.def && info.like) {
+            value_info(&at, info.like, &param);
+            place_gradient(&at, v, &param);
         } else if (info.kind == TN_KIND_ACTIVATION) {
             want(&at, v, &info);
         }
