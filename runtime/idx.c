@@ -102,8 +102,8 @@ static int check_header(struct check *c)
 {
     uint8_t header[IDX_HEADER];
     if (c->bytes < IDX_HEADER)
-        return wrong(c, "give the prefix of a Megatron indexed dataset", "%s: has %lld bytes, less than its header of %d",
-                     c->path, (long long)c->bytes, IDX_HEADER);
+        return wrong(c, "give the prefix of a Megatron indexed dataset",
+                     "%s: has %lld bytes, less than its header of %d", c->path, (long long)c->bytes, IDX_HEADER);
     if (read_index(c, header, sizeof header, 0) != 0)
         return -1;
     if (memcmp(header, IDX_MAGIC, IDX_MAGIC_BYTES) != 0)
@@ -125,7 +125,8 @@ static int check_header(struct check *c)
                      IDX_AT_SEQUENCES, (unsigned long long)sequences, (long long)c->bytes);
     rest -= sequences * 12;
     if (entries < 1 || entries > rest / 8 || entries * 8 != rest)
-        return wrong(c, NULL, "%s: byte %d: %lld sequences and %llu document entries make %lld + 8 x %llu bytes, not %lld",
+        return wrong(c, NULL,
+                     "%s: byte %d: %lld sequences and %llu document entries make %lld + 8 x %llu bytes, not %lld",
                      c->path, IDX_AT_ENTRIES, (long long)sequences, (unsigned long long)entries,
                      (long long)(c->bytes - rest), (unsigned long long)entries, (long long)c->bytes);
     c->idx->sequences = sequences;

@@ -132,7 +132,8 @@ static int refuse_own_output(const struct pack *pack)
         for (size_t i = 0; i < pack->files.count; i++)
             if (stat(pack->files.items[i].path, &input) == 0 && input.st_dev == output.st_dev &&
                 input.st_ino == output.st_ino) {
-                snprintf(error, sizeof error, "%s is both input and output; use another -o or a narrower pattern", path);
+                snprintf(error, sizeof error, "%s is both input and output; use another -o or a narrower pattern",
+                         path);
                 return failed(error);
             }
     }

@@ -57,6 +57,8 @@ static inline void scratch_text(const char *name, const char *text)
 static inline char *scratch_read(const char *name, size_t *count)
 {
     FILE *file = fopen(scratch_path(name), "rb");
+    if (count)
+        *count = 0;
     if (!file)
         return NULL;
     fseek(file, 0, SEEK_END);

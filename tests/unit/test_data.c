@@ -125,6 +125,35 @@ static void test_find_absolute(void **state)
     check_found(pattern, "d/one.txt");
 }
 
+/* What may not be read is a problem, not left out. Root may read everything, so another user looks. */
+static void test_find_unreadable(void **state)
+{
+    struct tn_arena arena;
+    struct tn_diag diag;
+    tn_arena_init(&arena);
+    tn_diag_init(&diag);
+    struct tn_files files = { .arena = &arena };
+    scratch_text("a.txt", "1");
+    scratch_text("b.txt", "1");
+    mkdir(scratch_path("c"), 0700);
+    chmod(scratch_folder, 0755);
+    chmod(scratch_path("b.txt"), 0);
+    chmod(scratch_path("c"), 0);
+    int root = geteuid() == 0;
+    if (root && seteuid(65534) != 0)
+        skip();
+    tn_files_find(&files, "**.txt", scratch_folder, &diag, (struct tn_where){ 0 });
+    if (root && seteuid(0) != 0)
+        abort();
+    chmod(scratch_path("c"), 0700);
+    assert_int_equal(files.count, 1);
+    assert_int_equal(diag.count, 2);
+    for (size_t i = 0; i < 2; i++)
+        assert_non_null(strstr(diag.problems[i].what, "Permission denied"));
+    tn_diag_finish(&diag);
+    tn_arena_finish(&arena);
+}
+
 static void test_text_rows(void **state)
 {
     scratch_text("b.txt", "fghij");
@@ -418,7 +447,8 @@ static void test_rows_from_many_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_find), T(test_find_absolute), T(test_text_rows), T(test_ignore), T(test_refusals), T(test_vanishing),
+        T(test_find), T(test_find_absolute), T(test_find_unreadable), T(test_text_rows), T(test_ignore),
+        T(test_refusals), T(test_vanishing),
         T(test_validation), T(test_shuffle_is_a_permutation), T(test_shuffle_mixes),
         T(test_rows_do_not_depend_on_the_cut), T(test_shuffle_is_pinned), T(test_prefetch),
         T(test_prefetch_passes_errors_on), T(test_rows_from_many_threads),
