@@ -320,23 +320,29 @@ static void parse_file(struct tn_manifest *m, struct tn_diag *diag)
 
 /* ---- overrides ---- */
 
+static int override_is_clean(const char *text)
+{
+    for (size_t n; *text; text += n) {
+        n = utf8_length((const unsigned char *)text, strlen(text));
+        if (n == 0 || (unsigned char)*text < 0x20 || *text == 0x7f)
+            return 0;
+    }
+    return 1;
+}
+
 static void apply_override(struct tn_manifest *m, const char *text, struct tn_diag *diag)
 {
+    struct tn_where where = { .file = "--set" };
     const char *equals = strchr(text, '=');
     const char *dot = memchr(text, '.', equals ? (size_t)(equals - text) : 0);
-    if (!dot || dot == text || dot + 1 == equals) {
-        tn_diag_add(diag, (struct tn_where){ .file = "--set" }, "use section.key=value, as in tp.size=2",
-                    "'%.80s' names no key", text);
+    if (!override_is_clean(text)) {
+        tn_diag_add(diag, where, "use one line of UTF-8", "a control character, or a byte that is not UTF-8");
         return;
     }
-    for (const char *at = text; *at; at++)
-        if ((unsigned char)*at < 0x20 || !utf8_length((const unsigned char *)at, strlen(at))) {
-            tn_diag_add(diag, (struct tn_where){ .file = "--set" }, "use plain UTF-8 text",
-                        "the value for %.*s has a byte 0x%02x", (int)(equals - text), text, (unsigned char)*at);
-            return;
-        } else {
-            at += utf8_length((const unsigned char *)at, strlen(at)) - 1;
-        }
+    if (!dot || dot == text || dot + 1 == equals) {
+        tn_diag_add(diag, where, "use section.key=value, as in tp.size=2", "'%.80s' names no key", text);
+        return;
+    }
     const char *section = tn_arena_printf(&m->arena, "%.*s", (int)(dot - text), text);
     const char *key = tn_arena_printf(&m->arena, "%.*s", (int)(equals - dot - 1), dot + 1);
     struct tn_entry *entry = tn_manifest_find(m, section, key);
