@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <tenon/ops.h>
 
@@ -225,19 +226,32 @@ static void run_all(struct bench *b)
 
 /* --- the device --- */
 
+/* A manifest of nothing but the number of threads. */
+static int read_manifest(struct bench *b, const char *id, const char *threads)
+{
+    char path[] = "/tmp/tenon-bench-XXXXXX";
+    int file = mkstemp(path);
+    if (file < 0 || dprintf(file, "[%s]\nthreads = %s\n", id, threads) < 0) {
+        perror(path);
+        return 0;
+    }
+    tn_diag_init(&b->diag);
+    tn_manifest_init(&b->manifest, path, NULL, 0, &b->diag);
+    close(file);
+    unlink(path);
+    return 1;
+}
+
 static int open_device(struct bench *b, const char *name, const char *threads)
 {
     struct tn_load_error error;
     struct tn_search search = { NULL, 0 };
-    char override[64];
-    const char *const overrides[] = { override };
-    tn_diag_init(&b->diag);
     if (tn_library_open(&b->library, name, TN_PLUGIN_DEVICE, &search, &b->arena, &error) != TN_LOAD_OK) {
         fprintf(stderr, "kernels: %s\n", error.text);
         return 0;
     }
-    snprintf(override, sizeof override, "%.32s.threads=%.16s", b->library.plugin->id, threads);
-    tn_manifest_init(&b->manifest, "/dev/null", overrides, 1, &b->diag);
+    if (!read_manifest(b, b->library.plugin->id, threads))
+        return 0;
     tn_instance_init(&b->instance, &b->library, &b->manifest, &b->diag);
     if (b->diag.count) {
         tn_diag_print(&b->diag, stderr);
