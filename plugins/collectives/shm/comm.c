@@ -34,6 +34,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -42,7 +43,7 @@
 
 #include "shm.h"
 
-enum { PAGE = 4096, TEST_POLL = 256, SPIN_CHECK = 64 };
+enum { PAGE = 4096, TEST_POLL = 256, SPIN_CHECK = 64, PAUSE_NS = 10000 };
 
 /* shm_entry.word */
 enum { ENTRY_FREE, ENTRY_BUSY, ENTRY_OPEN, ENTRY_ALIVE };
@@ -309,7 +310,7 @@ tn_status shm_wait(struct tn_request *r, uint64_t timeout_ns)
             shm_advance(s, -1);
         if (r->status != TN_PENDING)
             return finish(r);
-        if (s->spin_ns && turn % SPIN_CHECK != SPIN_CHECK - 1) {
+        if (s->has_own_core && turn % SPIN_CHECK != SPIN_CHECK - 1) {
             relax();
             continue;
         }
@@ -325,6 +326,8 @@ tn_status shm_wait(struct tn_request *r, uint64_t timeout_ns)
             return give_up(r, timeout_ns);
         if (now - start >= s->spin_ns)
             sleep_on_bell(r, end - now < POLL_NS ? end - now : POLL_NS);
+        else if (!s->has_own_core || now - start >= PAUSE_NS)
+            sched_yield(); /* the peer may be waiting for this very core */
     }
 }
 

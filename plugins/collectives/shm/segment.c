@@ -19,7 +19,7 @@
 
 #include "shm.h"
 
-enum { PAGE = 4096, HUGE = 2 << 20, SLICE_MS = 50, HELLO = 0x6f6c6c65 };
+enum { PAGE = 4096, HUGE = 2 << 20, SKEW = 3 * 4096 + 320, SLICE_MS = 50, HELLO = 0x6f6c6c65 };
 #define LAYOUT UINT64_C(0x73680001) /* changes whenever the shared layout in shm.h does */
 
 /* What each rank says of itself before anything is shared. */
@@ -346,9 +346,16 @@ struct layout {
     int32_t index;
 };
 
-static uint64_t part_bytes(uint64_t asked)
+/* Equal offsets of all ranks' parts would meet in the same sets of every cache, and a sum reads
+ * just those together: each part starts a little further on than the one before. */
+static uint64_t skew(int32_t rank)
 {
-    return round_up(asked ? asked : 1, asked >= HUGE ? HUGE : PAGE);
+    return (uint64_t)(rank % 64) * SKEW;
+}
+
+static uint64_t part_bytes(int32_t rank, uint64_t asked)
+{
+    return round_up(skew(rank) + (asked ? asked : 1), asked >= HUGE ? HUGE : PAGE);
 }
 
 static tn_status lay_out(struct shm *s, struct layout *l)
@@ -358,8 +365,8 @@ static tn_status lay_out(struct shm *s, struct layout *l)
     for (int32_t r = 0; r < s->n; r++) {
         const struct shm_cell *cell = &s->control->cells[r];
         if (r == s->rank)
-            l->mine = l->bytes;
-        if (cell->bytes >= UINT64_C(1) << 46 || (l->bytes += part_bytes(cell->bytes)) >= UINT64_C(1) << 46)
+            l->mine = l->bytes + skew(r);
+        if (cell->bytes >= UINT64_C(1) << 46 || (l->bytes += part_bytes(r, cell->bytes)) >= UINT64_C(1) << 46)
             return s->host->fail(s->host, TN_NO_MEMORY, "shm: %" PRIu64 " bytes asked for by rank %d", cell->bytes,
                                  (int)r);
         for (int i = 0; i < SEGMENTS / 64; i++)
@@ -412,7 +419,7 @@ static tn_status map_segment(struct shm *s, const struct layout *l, int fd, uint
         return s->host->fail(s->host, TN_NO_MEMORY, "shm: mapping %" PRIu64 " bytes: %s", l->bytes, strerror(errno));
     madvise(base, l->bytes, MADV_HUGEPAGE); /* where the system allows it */
     madvise(base, l->bytes, MADV_DONTDUMP);
-    s->segments[l->index] = (struct shm_segment){ base, l->bytes, l->mine, part_bytes(asked) };
+    s->segments[l->index] = (struct shm_segment){ base, l->bytes, l->mine, part_bytes(s->rank, asked) - skew(s->rank) };
     if ((uint32_t)l->index >= s->n_segments)
         s->n_segments = (uint32_t)l->index + 1;
     return TN_OK;

@@ -15,7 +15,7 @@
 
 #include "shm.h"
 
-enum { MAX_CPUS = 1024, DEFAULT_CACHE = 32 << 20, DEFAULT_SPIN_US = 300 };
+enum { MAX_CPUS = 1024, DEFAULT_CACHE = 32 << 20, OWN_CORE_SPIN_US = 300, SHARED_CORE_SPIN_US = 50 };
 
 uint64_t shm_now(void)
 {
@@ -172,8 +172,8 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
         return st;
     s->cores = count_cores(s);
     s->workers = s->n < s->cores ? s->n : s->cores;
-    /* Spinning in one rank while another has no core to run on only delays both. */
-    int64_t automatic = s->n <= s->cores ? DEFAULT_SPIN_US : 0;
+    s->has_own_core = s->n <= s->cores;
+    int64_t automatic = s->has_own_core ? OWN_CORE_SPIN_US : SHARED_CORE_SPIN_US;
     s->spin_ns = (uint64_t)(s->spin_option_us < 0 ? automatic : s->spin_option_us) * 1000u;
     s->host->log(s->host, TN_LOG_DEBUG, "%d ranks on %d cores, %s kernels", (int)s->n, (int)s->cores,
                  s->kernels->name);
@@ -213,8 +213,8 @@ static const struct tn_option options[] = {
       .fallback = "auto",
       .min = 0,
       .max = 1000000,
-      .help = "Microseconds that a waiting rank spins before it sleeps; auto: 300 while the ranks have a core each, "
-              "else 0." },
+      .help = "Microseconds that a waiting rank stays awake, giving way to others, before it sleeps; auto: 300 while "
+              "the ranks have a core each, else 50." },
 };
 
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
