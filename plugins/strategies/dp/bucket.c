@@ -42,6 +42,8 @@ static void op_info(const struct bucketing *b, tn_op op, struct tn_op_info *info
     b->dp->read->op_info(b->program, op, info);
 }
 
+/* Reductions of what the backward pass leaves; one that follows another axis's reduction in
+ * the step region stays as it is, for a bucket would stand before it. */
 static int is_reduction(const struct bucketing *b, tn_op op, const struct tn_op_info *info)
 {
     const struct tn_program_api *read = b->dp->read;
@@ -51,7 +53,11 @@ static int is_reduction(const struct bucketing *b, tn_op op, const struct tn_op_
         return 0;
     struct tn_value_info value = {.struct_size = sizeof value};
     read->value_info(b->program, info->in[0], &value);
-    return value.kind == TN_KIND_ACCUMULATOR && value.like && value.dtype == TN_F32;
+    struct tn_op_info maker = {.region = TN_REGION_BACKWARD};
+    if (value.def)
+        op_info(b, value.def, &maker);
+    return value.kind == TN_KIND_ACCUMULATOR && value.like && value.dtype == TN_F32 &&
+           maker.region != TN_REGION_STEP;
 }
 
 static int64_t local_elements(const struct bucketing *b, tn_value v)
