@@ -124,7 +124,7 @@ static int is_ours(const char *variable)
     return 0;
 }
 
-/* The environment of one rank: this one's, with what says which rank it is. One block, freed at once. NULL: no memory. */
+/* The environment of one rank: this one's, with what says which rank it is. One block; NULL: no memory. */
 static char **make_environment(const struct launcher *l, int32_t rank)
 {
     enum { OURS = 8, OURS_BYTES = 128 };

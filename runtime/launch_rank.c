@@ -67,8 +67,8 @@ int tn_launch_joined(int32_t *rank, int32_t *world, char *error, size_t error_by
     if (read_number("RANK", 0, WORLD_MAX, rank, error, error_bytes) < 0)
         return -1;
     if (*rank >= *world) {
-        snprintf(error, error_bytes, "RANK is %d but WORLD_SIZE is %d; use a RANK from 0 to %d", (int)*rank, (int)*world,
-                 (int)*world - 1);
+        snprintf(error, error_bytes, "RANK is %d but WORLD_SIZE is %d; use a RANK from 0 to %d", (int)*rank,
+                 (int)*world, (int)*world - 1);
         return -1;
     }
     return check_local(*world, error, error_bytes) < 0 ? -1 : 1;
@@ -91,7 +91,8 @@ static int read_token(struct place *place, char *error, size_t error_bytes)
     const char *token = getenv("TENON_TOKEN");
     if (!token || !*token) {
         /* No secret: it keeps jobs apart that meet by accident. */
-        snprintf(place->token, sizeof place->token, "%.64s:%u:%u", place->addr, (unsigned)place->port, (unsigned)getuid());
+        snprintf(place->token, sizeof place->token, "%.64s:%u:%u", place->addr, (unsigned)place->port,
+                 (unsigned)getuid());
         return 0;
     }
     if (strlen(token) > TN_STORE_TOKEN_MAX) {

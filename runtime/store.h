@@ -33,7 +33,8 @@ void tn_store_stop(struct tn_store_server *server); /* tells the deaths that it 
 /* Connects, retrying until timeout. */
 tn_status tn_store_connect(struct tn_store **store, const char *addr, uint16_t port, const char *token, int32_t rank,
                            int32_t world, uint64_t timeout_ns, char *error, size_t error_bytes);
-/* Says whose process serves (-1, as at first: none of the ranks), so that the server's loss counts as that death. */
+/* Says, right after connecting, whose process serves (-1, as at first: none of the ranks), so that the server's loss
+ * counts as that rank's death. */
 void tn_store_served_by(struct tn_store *store, int32_t rank);
 /* Fills everything of the bootstrap table, local_rank, local_size and host_id found by exchange (blocks until all
  * ranks joined). TN_PEER: one died; TN_TIMEOUT: see tn_store_missing. The table lives as long as the store. */

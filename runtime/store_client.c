@@ -45,6 +45,7 @@ struct tn_store {
     struct tn_buf outbox;
     struct tn_store_table table; /* an entry without value: asked for */
     int32_t server_rank, local_rank, local_size;
+    struct death *misnamed; /* the server's loss, told before it was known whose process served */
     int ready, lost, leaving, left, stop;
     int full; /* the server had no room for a key */
     int missing_known;
@@ -58,7 +59,7 @@ static void wake(struct tn_store *store)
     (void)written;
 }
 
-/* The first death stands: later ones are mostly its consequences. In the thread only, under the lock. */
+/* The first death stands: later ones are mostly its consequences. Under the lock. */
 static void learn_death(struct tn_store *store, int32_t rank, const char *reason, size_t reason_bytes)
 {
     if (atomic_load_explicit(&store->death, memory_order_relaxed))
@@ -137,11 +138,11 @@ static int receive(struct tn_store *store, int readable)
     return alive;
 }
 
-/* Takes over what put and get left. 0: it is time to end. */
+/* Takes over what put and get left, once what was taken before is sent: so the outbox's limit holds. 0: time to end. */
 static int collect(struct tn_store *store)
 {
     pthread_mutex_lock(&store->lock);
-    if (store->outbox.length > 0) {
+    if (store->outbox.length > 0 && tn_wire_queued(&store->wire) == 0) {
         tn_buf_add(&store->wire.out, store->outbox.text, store->outbox.length);
         tn_buf_clear(&store->outbox);
     }
@@ -150,16 +151,28 @@ static int collect(struct tn_store *store)
     return go_on;
 }
 
+/* Sends what there is. What to poll for; 0: time to end. A broken connection shows when it is read. */
+static short send_out(struct tn_store *store)
+{
+    for (;;) {
+        if (!collect(store))
+            return 0;
+        if (tn_wire_queued(&store->wire) == 0)
+            return POLLIN;
+        int sent = tn_wire_flush(&store->wire);
+        if (sent <= 0)
+            return sent < 0 ? POLLIN : POLLIN | POLLOUT;
+    }
+}
+
 static void *converse(void *arg)
 {
     struct tn_store *store = arg;
+    short events;
     int readable = 0; /* joining may have read more than its answer */
-    while (receive(store, readable)) {
-        struct pollfd fds[2] = { { .fd = store->wire.fd, .events = POLLIN }, { .fd = store->wake_fd, .events = POLLIN } };
-        if (!collect(store))
-            return NULL;
-        if (tn_wire_flush(&store->wire) == 0)
-            fds[0].events |= POLLOUT;
+    while (receive(store, readable) && (events = send_out(store)) != 0) {
+        struct pollfd fds[2] = { { .fd = store->wire.fd, .events = events },
+                                 { .fd = store->wake_fd, .events = POLLIN } };
         uint64_t count;
         if (poll(fds, 2, -1) > 0 && fds[1].revents && read(store->wake_fd, &count, sizeof count) < 0)
             continue;
@@ -212,6 +225,7 @@ static void free_store(struct tn_store *store)
     pthread_cond_destroy(&store->changed);
     pthread_mutex_destroy(&store->lock);
     free(atomic_load(&store->death));
+    free(store->misnamed);
     free(store);
 }
 
@@ -246,6 +260,12 @@ void tn_store_served_by(struct tn_store *store, int32_t rank)
 {
     pthread_mutex_lock(&store->lock);
     store->server_rank = rank;
+    struct death *death = atomic_load(&store->death);
+    if (store->lost && death && death->rank < 0 && !store->misnamed) {
+        store->misnamed = death;
+        atomic_store(&store->death, NULL);
+        learn_loss(store);
+    }
     pthread_mutex_unlock(&store->lock);
 }
 
@@ -339,9 +359,9 @@ tn_status tn_store_bootstrap(struct tn_store *store, uint64_t timeout_ns, struct
         .poll = poll_death,
     };
     pthread_mutex_unlock(&store->lock);
-    if (ready)
-        return TN_OK;
-    return poll_death(store) == TN_PEER ? TN_PEER : TN_TIMEOUT;
+    if (poll_death(store) == TN_PEER)
+        return TN_PEER;
+    return ready ? TN_OK : TN_TIMEOUT;
 }
 
 void tn_store_missing(struct tn_store *store, char *ranks, size_t ranks_bytes)

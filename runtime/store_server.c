@@ -1,14 +1,12 @@
 /* Store server: one thread that serves all clients of a job by epoll; see store.h.
  *
- * A connection is a stranger until its first frame, HELLO, has shown the token; only then it is a member, the
- * connection of one rank. Strangers are few, have little time, and the oldest yields to a new one, so that a port
- * scanner can neither crash nor stall a job. Deaths are told in the order in which they were first noticed. */
-#include "store.h"
+ * Strangers are few, have little time, and the oldest yields to a new one, so that a port scanner can neither crash
+ * nor stall a job. Deaths are told in the order in which they were first noticed. */
+#include "store_server.h"
 
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,71 +18,22 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "store_table.h"
-#include "store_wire.h"
-
 enum {
     SPARE_STRANGERS = 64, /* beyond one for each rank */
     SPARE_FDS = 64,
     EVENTS = 64,
-    REASON_BYTES = 200,
     QUEUE_MAX = TN_STORE_TOTAL_MAX + TN_STORE_TOTAL_MAX / 4, /* a client that asked for everything at once */
 };
 
 static const uint64_t hello_ns = 5000000000u, anonymous_death_ns = 200000000u, accept_pause_ns = 100000000u;
 
-struct conn {
-    struct tn_wire wire;
-    struct conn *prev, *next; /* among the strangers */
-    struct conn *next_dirty, *next_closed;
-    int32_t rank; /* -1: stranger */
-    int dirty, closed, wants_out;
-    uint64_t deadline_ns; /* of a stranger */
-};
-
-struct member {
-    struct conn *conn; /* NULL: not here, or no longer */
-    uint64_t host_id;
-    int joined, left; /* left: said goodbye; both under the lock */
-    int mourned;      /* has a death; under the lock */
-};
-
-struct death {
-    int32_t rank;
-    int exact; /* a reason was given: no need to wait for one */
-    uint64_t due_ns;
-    char reason[REASON_BYTES];
-};
-
-struct tn_store_server {
-    int listen_fd, epoll_fd, wake_fd;
-    pthread_t thread;
-    char token[TN_STORE_TOKEN_MAX];
-    size_t token_bytes;
-    int32_t world, joined;
-    uint64_t job_id;
-    uint64_t accept_again_ns; /* 0: accepting */
-    struct tn_store_table table;
-    struct conn *oldest, *newest; /* strangers */
-    int32_t strangers;
-    struct conn *dirty, *closed;
-    struct member *members; /* [world] */
-
-    pthread_mutex_t lock; /* everything below; the server's thread also reads without it what only it writes */
-    pthread_cond_t emptied;
-    int32_t connected; /* members */
-    int stop;
-    struct death *deaths; /* [world], in order of being noticed */
-    int32_t death_count, told;
-};
-
 static void note_death(struct tn_store_server *s, int32_t rank, const char *reason, int exact)
 {
-    struct death *death = NULL;
+    struct tn_store_death *death = NULL;
     if (!s->members[rank].mourned) {
         s->members[rank].mourned = 1;
         death = &s->deaths[s->death_count++];
-        *death = (struct death){ .rank = rank, .due_ns = tn_now_ns() + anonymous_death_ns };
+        *death = (struct tn_store_death){ .rank = rank, .due_ns = tn_now_ns() + anonymous_death_ns };
     }
     for (int32_t i = s->told; i < s->death_count && !death; i++)
         if (s->deaths[i].rank == rank && !s->deaths[i].exact)
@@ -133,8 +82,8 @@ void tn_store_bury_missing(struct tn_store_server *s, const char *reason)
     wake(s);
 }
 
-static void queue(struct tn_store_server *s, struct conn *conn, enum tn_wire_type type, int32_t number,
-                  const void *key, size_t key_bytes, const void *data, size_t data_bytes)
+void tn_store_queue(struct tn_store_server *s, struct tn_store_conn *conn, enum tn_wire_type type, int32_t number,
+                    const void *key, size_t key_bytes, const void *data, size_t data_bytes)
 {
     tn_wire_add(&conn->wire.out, type, number, key, key_bytes, data, data_bytes);
     if (conn->dirty)
@@ -144,7 +93,12 @@ static void queue(struct tn_store_server *s, struct conn *conn, enum tn_wire_typ
     s->dirty = conn;
 }
 
-static void unlink_stranger(struct tn_store_server *s, struct conn *conn)
+void tn_store_queue_death(struct tn_store_server *s, struct tn_store_conn *conn, const struct tn_store_death *death)
+{
+    tn_store_queue(s, conn, TN_WIRE_DEATH, death->rank, NULL, 0, death->reason, strlen(death->reason));
+}
+
+void tn_store_unlink_stranger(struct tn_store_server *s, struct tn_store_conn *conn)
 {
     *(conn->prev ? &conn->prev->next : &s->oldest) = conn->next;
     *(conn->next ? &conn->next->prev : &s->newest) = conn->prev;
@@ -152,9 +106,7 @@ static void unlink_stranger(struct tn_store_server *s, struct conn *conn)
     s->strangers--;
 }
 
-/* Ends a connection; its memory goes at the end of the round, as events of this round may still name it.
- * `reason`: why the rank counts as dead, if that is certain; else it is only that it is gone. */
-static void close_conn(struct tn_store_server *s, struct conn *conn, const char *reason)
+void tn_store_close(struct tn_store_server *s, struct tn_store_conn *conn, const char *reason)
 {
     if (conn->closed)
         return;
@@ -163,10 +115,10 @@ static void close_conn(struct tn_store_server *s, struct conn *conn, const char 
     s->closed = conn;
     epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, conn->wire.fd, NULL);
     if (conn->rank < 0) {
-        unlink_stranger(s, conn);
+        tn_store_unlink_stranger(s, conn);
         return;
     }
-    struct member *member = &s->members[conn->rank];
+    struct tn_store_member *member = &s->members[conn->rank];
     member->conn = NULL;
     pthread_mutex_lock(&s->lock);
     if (!member->left)
@@ -176,7 +128,7 @@ static void close_conn(struct tn_store_server *s, struct conn *conn, const char 
     pthread_mutex_unlock(&s->lock);
 }
 
-static void free_conn(struct conn *conn)
+static void free_conn(struct tn_store_conn *conn)
 {
     tn_wire_finish(&conn->wire);
     free(conn);
@@ -184,13 +136,13 @@ static void free_conn(struct conn *conn)
 
 static void add_stranger(struct tn_store_server *s, int fd)
 {
-    struct conn *conn = calloc(1, sizeof *conn);
+    struct tn_store_conn *conn = calloc(1, sizeof *conn);
     if (!conn) {
         close(fd);
         return;
     }
     if (s->strangers >= s->world + SPARE_STRANGERS)
-        close_conn(s, s->oldest, NULL);
+        tn_store_close(s, s->oldest, NULL);
     conn->rank = -1;
     conn->deadline_ns = tn_now_ns() + hello_ns;
     struct epoll_event event = { .events = EPOLLIN, .data.ptr = conn };
@@ -219,7 +171,7 @@ static void accept_all(struct tn_store_server *s)
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             /* Out of descriptors: the oldest stranger makes room; without a pause this would be a busy loop. */
             if (s->oldest)
-                close_conn(s, s->oldest, NULL);
+                tn_store_close(s, s->oldest, NULL);
             s->accept_again_ns = tn_now_ns() + accept_pause_ns;
             listen_for(s, 0);
             return;
@@ -229,187 +181,27 @@ static void accept_all(struct tn_store_server *s)
     }
 }
 
-/* The time it takes does not tell how much of the token was right. */
-static int token_matches(const struct tn_store_server *s, const struct tn_frame *hello)
-{
-    char shown[TN_STORE_TOKEN_MAX] = { 0 };
-    size_t bytes = hello->key_bytes < sizeof shown ? hello->key_bytes : sizeof shown;
-    memcpy(shown, hello->key, bytes);
-    volatile unsigned char differs = hello->key_bytes != s->token_bytes;
-    for (size_t i = 0; i < sizeof shown; i++)
-        differs |= (unsigned char)(shown[i] ^ s->token[i]);
-    return differs == 0;
-}
-
-static void refuse(struct tn_store_server *s, struct conn *conn, tn_status status, const char *why)
-{
-    tn_wire_greet(&conn->wire.out);
-    tn_wire_add(&conn->wire.out, TN_WIRE_REFUSED, status, NULL, 0, why, strlen(why));
-    tn_wire_flush(&conn->wire); /* small: the socket takes it at once */
-    close_conn(s, conn, NULL);
-}
-
-static void tell_death(struct tn_store_server *s, struct conn *conn, const struct death *death)
-{
-    queue(s, conn, TN_WIRE_DEATH, death->rank, NULL, 0, death->reason, strlen(death->reason));
-}
-
-/* All are here: each learns its place among the ranks of its host. */
-static void tell_ready(struct tn_store_server *s)
-{
-    for (int32_t rank = 0; rank < s->world; rank++) {
-        int32_t local_rank = 0, local_size = 0;
-        for (int32_t other = 0; other < s->world; other++)
-            if (s->members[other].host_id == s->members[rank].host_id) {
-                local_rank += other < rank;
-                local_size++;
-            }
-        char data[4];
-        tn_wire_put_u32(data, (uint32_t)local_size);
-        if (s->members[rank].conn)
-            queue(s, s->members[rank].conn, TN_WIRE_READY, local_rank, NULL, 0, data, sizeof data);
-    }
-}
-
-static void admit(struct tn_store_server *s, struct conn *conn, int32_t rank, uint64_t host_id)
-{
-    struct member *member = &s->members[rank];
-    unlink_stranger(s, conn);
-    conn->rank = rank;
-    member->conn = conn;
-    member->host_id = host_id;
-    s->joined++;
-    pthread_mutex_lock(&s->lock);
-    member->joined = 1;
-    s->connected++;
-    pthread_mutex_unlock(&s->lock);
-
-    char job_id[8];
-    tn_wire_put_u64(job_id, s->job_id);
-    tn_wire_greet(&conn->wire.out);
-    queue(s, conn, TN_WIRE_WELCOME, 0, NULL, 0, job_id, sizeof job_id);
-    for (int32_t i = 0; i < s->told; i++)
-        tell_death(s, conn, &s->deaths[i]);
-    if (s->joined == s->world)
-        tell_ready(s);
-}
-
-static void on_hello(struct tn_store_server *s, struct conn *conn, const struct tn_frame *hello)
-{
-    char why[REASON_BYTES];
-    if (hello->type != TN_WIRE_HELLO || hello->data_bytes != TN_WIRE_HELLO_BYTES) {
-        close_conn(s, conn, NULL);
-        return;
-    }
-    if (!token_matches(s, hello)) {
-        refuse(s, conn, TN_INVALID, "it does not accept the token; TENON_TOKEN must be the same on all ranks of a job");
-        return;
-    }
-    uint32_t version = tn_wire_u32(hello->data);
-    int32_t rank = hello->number, world = (int32_t)tn_wire_u32(hello->data + 4);
-    if (version != TN_WIRE_VERSION) {
-        snprintf(why, sizeof why, "it speaks version %d of the protocol, this rank version %u; install one Tenon on all hosts",
-                 TN_WIRE_VERSION, (unsigned)version);
-        refuse(s, conn, TN_CONFLICT, why);
-    } else if (world != s->world || rank < 0 || rank >= world) {
-        snprintf(why, sizeof why, "its job has %d ranks, this is rank %d of %d; WORLD_SIZE must be the same on all ranks",
-                 (int)s->world, (int)rank, (int)world);
-        refuse(s, conn, TN_CONFLICT, why);
-    } else if (s->members[rank].joined) {
-        snprintf(why, sizeof why, "rank %d has joined already; RANK must differ from rank to rank", (int)rank);
-        refuse(s, conn, TN_CONFLICT, why);
-    } else {
-        admit(s, conn, rank, tn_wire_u64(hello->data + 8));
-    }
-}
-
-static void on_put(struct tn_store_server *s, struct conn *conn, const struct tn_frame *put)
-{
-    struct tn_store_entry *entry = tn_store_table_find(&s->table, put->key, put->key_bytes, 1);
-    if (entry && entry->present)
-        return;
-    if (!entry || tn_store_table_set(&s->table, entry, put->data, put->data_bytes) < 0) {
-        queue(s, conn, TN_WIRE_FULL, 0, put->key, put->key_bytes, NULL, 0);
-        return;
-    }
-    for (uint32_t i = 0; i < entry->waiting_count; i++) {
-        struct conn *waiting = s->members[entry->waiting[i]].conn;
-        if (waiting)
-            queue(s, waiting, TN_WIRE_VALUE, 0, put->key, put->key_bytes, put->data, put->data_bytes);
-    }
-    entry->waiting_count = 0;
-}
-
-static void on_get(struct tn_store_server *s, struct conn *conn, const struct tn_frame *get)
-{
-    struct tn_store_entry *entry = tn_store_table_find(&s->table, get->key, get->key_bytes, 1);
-    if (entry && entry->present)
-        queue(s, conn, TN_WIRE_VALUE, 0, get->key, get->key_bytes, entry->data, entry->bytes);
-    else if (!entry || tn_store_table_wait(&s->table, entry, conn->rank) < 0)
-        queue(s, conn, TN_WIRE_FULL, 0, get->key, get->key_bytes, NULL, 0);
-}
-
-static void on_who(struct tn_store_server *s, struct conn *conn)
-{
-    struct tn_buf list;
-    tn_buf_init(&list);
-    for (int32_t first = 0, last; first < s->world && list.length < 1024; first = last + 1) {
-        last = first;
-        if (s->members[first].joined)
-            continue;
-        while (last + 1 < s->world && !s->members[last + 1].joined)
-            last++;
-        tn_buf_printf(&list, last > first ? "%s%d-%d" : "%s%d", list.length ? ", " : "", (int)first, (int)last);
-    }
-    queue(s, conn, TN_WIRE_MISSING, 0, NULL, 0, list.text, list.length);
-    tn_buf_finish(&list);
-}
-
-static void on_goodbye(struct tn_store_server *s, struct conn *conn)
-{
-    pthread_mutex_lock(&s->lock);
-    s->members[conn->rank].left = 1;
-    pthread_mutex_unlock(&s->lock);
-    queue(s, conn, TN_WIRE_GOODBYE, 0, NULL, 0, NULL, 0);
-}
-
-static void on_frame(struct tn_store_server *s, struct conn *conn, const struct tn_frame *frame)
-{
-    if (conn->rank < 0)
-        on_hello(s, conn, frame);
-    else if (frame->type == TN_WIRE_PUT)
-        on_put(s, conn, frame);
-    else if (frame->type == TN_WIRE_GET)
-        on_get(s, conn, frame);
-    else if (frame->type == TN_WIRE_WHO)
-        on_who(s, conn);
-    else if (frame->type == TN_WIRE_GOODBYE)
-        on_goodbye(s, conn);
-    else
-        close_conn(s, conn, "sent the store something that is not a request");
-}
-
-static void on_readable(struct tn_store_server *s, struct conn *conn)
+static void on_readable(struct tn_store_server *s, struct tn_store_conn *conn)
 {
     struct tn_frame frame;
     int got = tn_wire_fill(&conn->wire), more = 0;
     while (got > 0 && !conn->closed && (more = tn_wire_next(&conn->wire, &frame)) > 0)
-        on_frame(s, conn, &frame);
+        tn_store_on_frame(s, conn, &frame);
     if (got < 0)
-        close_conn(s, conn, NULL);
+        tn_store_close(s, conn, NULL);
     else if (more < 0)
-        close_conn(s, conn, "sent the store something that is not a request");
+        tn_store_close(s, conn, "sent the store something that is not a request");
 }
 
-static void flush_conn(struct tn_store_server *s, struct conn *conn)
+static void flush_conn(struct tn_store_server *s, struct tn_store_conn *conn)
 {
     if (conn->closed)
         return;
     int done = tn_wire_flush(&conn->wire);
     if (done < 0) {
-        close_conn(s, conn, NULL);
+        tn_store_close(s, conn, NULL);
     } else if (tn_wire_queued(&conn->wire) > QUEUE_MAX) {
-        close_conn(s, conn, "stopped reading what it asked the store for");
+        tn_store_close(s, conn, "stopped reading what it asked the store for");
     } else if (conn->wants_out != !done) {
         conn->wants_out = !done;
         struct epoll_event event = { .events = EPOLLIN | (done ? 0 : EPOLLOUT), .data.ptr = conn };
@@ -420,7 +212,7 @@ static void flush_conn(struct tn_store_server *s, struct conn *conn)
 static void flush_dirty(struct tn_store_server *s)
 {
     while (s->dirty) {
-        struct conn *conn = s->dirty;
+        struct tn_store_conn *conn = s->dirty;
         s->dirty = conn->next_dirty;
         conn->dirty = 0;
         flush_conn(s, conn);
@@ -433,10 +225,10 @@ static void tell_deaths(struct tn_store_server *s)
 {
     pthread_mutex_lock(&s->lock);
     while (s->told < s->death_count && (s->deaths[s->told].exact || s->deaths[s->told].due_ns <= tn_now_ns())) {
-        const struct death *death = &s->deaths[s->told++];
+        const struct tn_store_death *death = &s->deaths[s->told++];
         for (int32_t rank = 0; rank < s->world; rank++) /* the list of dirty ones is last in, first out */
             if (s->members[rank].conn && rank != death->rank)
-                tell_death(s, s->members[rank].conn, death);
+                tn_store_queue_death(s, s->members[rank].conn, death);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -445,7 +237,7 @@ static void look_at_clock(struct tn_store_server *s)
 {
     uint64_t now = tn_now_ns();
     while (s->oldest && s->oldest->deadline_ns <= now)
-        close_conn(s, s->oldest, NULL);
+        tn_store_close(s, s->oldest, NULL);
     if (s->accept_again_ns && s->accept_again_ns <= now) {
         s->accept_again_ns = 0;
         listen_for(s, EPOLLIN);
@@ -471,7 +263,7 @@ static int next_timeout_ms(struct tn_store_server *s)
 static void free_closed(struct tn_store_server *s)
 {
     while (s->closed) {
-        struct conn *conn = s->closed;
+        struct tn_store_conn *conn = s->closed;
         s->closed = conn->next_closed;
         free_conn(conn);
     }
@@ -485,7 +277,7 @@ static int stopping(struct tn_store_server *s)
     return stop;
 }
 
-static void on_conn(struct tn_store_server *s, struct conn *conn, uint32_t events)
+static void on_conn(struct tn_store_server *s, struct tn_store_conn *conn, uint32_t events)
 {
     if (!conn->closed && (events & EPOLLOUT))
         flush_conn(s, conn);
@@ -526,7 +318,8 @@ static void *serve(void *arg)
 static int listen_on(const char *addr, uint16_t *port, char *error, size_t error_bytes)
 {
     char service[8];
-    struct addrinfo hints = { .ai_family = addr ? AF_UNSPEC : AF_INET, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE };
+    struct addrinfo hints = { .ai_family = addr ? AF_UNSPEC : AF_INET, .ai_socktype = SOCK_STREAM,
+                              .ai_flags = AI_PASSIVE };
     struct addrinfo *found = NULL;
     snprintf(service, sizeof service, "%u", (unsigned)*port);
     int failed = getaddrinfo(addr, service, &hints, &found);
@@ -571,8 +364,8 @@ static int make_room(int32_t world, char *error, size_t error_bytes)
         if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
             return 0;
     }
-    snprintf(error, error_bytes, "%d ranks need %llu open files, the limit is %llu; raise it with ulimit -n", (int)world,
-             (unsigned long long)need, (unsigned long long)limit.rlim_max);
+    snprintf(error, error_bytes, "%d ranks need %llu open files, the limit is %llu; raise it with ulimit -n",
+             (int)world, (unsigned long long)need, (unsigned long long)limit.rlim_max);
     return -1;
 }
 
@@ -582,8 +375,8 @@ static void free_server(struct tn_store_server *s)
         if (s->members[rank].conn)
             free_conn(s->members[rank].conn);
     while (s->oldest) {
-        struct conn *conn = s->oldest;
-        unlink_stranger(s, conn);
+        struct tn_store_conn *conn = s->oldest;
+        tn_store_unlink_stranger(s, conn);
         free_conn(conn);
     }
     free_closed(s);

@@ -5,6 +5,7 @@
  *   wait     joins, waits for a death (told on stderr, exit 1) or an interrupt (exit 0)
  *   hang     joins, then heeds neither; exit:N joins and exits; bare:N exits without joining
  *   die:N    joins and takes signal N;  brood: starts a child that sleeps, then waits
+ *   quit:N   joins, waits for an interrupt and exits with N
  *   slow     joins, and leaves half a second after the others may have left */
 #include <signal.h>
 #include <stdio.h>
@@ -90,6 +91,11 @@ static int behave(struct tn_rank *rank, const char *behaviour)
         return n;
     if (strncmp(behaviour, "die", 3) == 0)
         raise(n);
+    while (strncmp(behaviour, "quit", 4) == 0) {
+        if (tn_rank_interrupted())
+            return n;
+        nap();
+    }
     if (strcmp(behaviour, "hang") == 0)
         for (;;)
             nap();
@@ -128,8 +134,9 @@ int main(int argc, char **argv)
     say("rank %d pid %d\n", me, getpid());
     if (strncmp(behaviour, "bare:", 5) == 0)
         return atoi(behaviour + 5);
-    if (tn_rank_init(&rank, timeout_ns(), error, sizeof error) != TN_OK) {
-        fprintf(stderr, "rank %d error: %s\n", (int)me, error);
+    tn_status status = tn_rank_init(&rank, timeout_ns(), error, sizeof error);
+    if (status != TN_OK) {
+        fprintf(stderr, "rank %d %s: %s\n", (int)me, status == TN_PEER ? "heard" : "error", error);
         return 1;
     }
     say("rank %d joined %d\n", me, rank.bootstrap.local_size);
