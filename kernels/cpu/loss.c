@@ -54,23 +54,35 @@ static float target(const struct tn_kernel *k, int64_t row, int32_t label)
 
 /* --- cross_entropy(logits labels) -> loss lse --- */
 
+/* log of the row's sum of exponentials, less its largest logit, which is returned in *m. */
+static double row_log_sum(struct tn_kernel *k, int64_t row, float *m)
+{
+    double z;
+    k->cpu->vec->online_softmax[k->i[LOSS_DTYPE]](row_of(k, row), k->i[LOSS_COLS], m, &z);
+    return log(z);
+}
+
+/* The rows' losses are kept in scratch, in f64: lse in f32 would lose what large logits leave of them. */
 static void run_cross_entropy(struct tn_kernel *k)
 {
     const int32_t *labels = k->in[1].data;
     float *lse = k->out[1].data;
-    double loss = 0;
+    double *row_loss = k->scratch, loss = 0;
 #pragma omp parallel for num_threads(cpu_team(k->cpu, elements(k))) schedule(static)
     for (int64_t row = 0; row < k->i[LOSS_ROWS]; row++) {
         float m;
-        double z;
-        k->cpu->vec->online_softmax[k->i[LOSS_DTYPE]](row_of(k, row), k->i[LOSS_COLS], &m, &z);
-        lse[row] = (float)((double)m + log(z));
+        double log_sum = row_log_sum(k, row, &m);
+        lse[row] = (float)((double)m + log_sum);
+        row_loss[row] = labels[row] >= 0 ? (double)m - (double)target(k, row, labels[row]) + log_sum : 0;
     }
-    for (int64_t row = 0; row < k->i[LOSS_ROWS]; row++) {
-        if (labels[row] >= 0)
-            loss += (double)lse[row] - (double)target(k, row, labels[row]);
-    }
+    for (int64_t row = 0; row < k->i[LOSS_ROWS]; row++)
+        loss += row_loss[row];
     *(float *)k->out[0].data = (float)loss;
+}
+
+static uint64_t workspace_cross_entropy(struct cpu *cpu, const struct tn_op_desc *op)
+{
+    return (uint64_t)cpu_rows(op->in[0]) * sizeof(double);
 }
 
 static tn_status bind_cross_entropy(struct cpu *cpu, const struct tn_op_desc *op, struct tn_kernel *k)
@@ -178,9 +190,10 @@ static void run_ce_loss(struct tn_kernel *k)
     float *lse = k->out[1].data;
     double loss = 0;
     for (int64_t row = 0; row < rows; row++) {
-        lse[row] = (float)((double)m[row] + log((double)z[row]));
+        double log_sum = log((double)z[row]);
+        lse[row] = (float)((double)m[row] + log_sum);
         if (labels[row] >= 0)
-            loss += (double)lse[row] - (double)t[row];
+            loss += (double)m[row] - (double)t[row] + log_sum;
     }
     *(float *)k->out[0].data = (float)loss;
 }
@@ -250,7 +263,7 @@ static tn_status bind_scale_by(struct cpu *cpu, const struct tn_op_desc *op, str
 }
 
 const struct cpu_row cpu_loss_rows[] = {
-    { TN_OP_CROSS_ENTROPY, bind_cross_entropy, NULL },
+    { TN_OP_CROSS_ENTROPY, bind_cross_entropy, workspace_cross_entropy },
     { TN_OP_CROSS_ENTROPY_DX, bind_cross_entropy_dx, NULL },
     { TN_OP_CE_MAX, bind_ce_max, NULL },
     { TN_OP_CE_SUM, bind_ce_sum, NULL },
