@@ -37,6 +37,11 @@ struct tn_exec {
     uint32_t n_final_waits;
 };
 
+static void *address(const struct tn_exec *exec, tn_value v)
+{
+    return exec->machine.arena + exec->plan->offset[v];
+}
+
 static uint64_t now_ns(void)
 {
     struct timespec t;
@@ -141,8 +146,8 @@ static void bind_comm(struct tn_exec *exec, tn_op op, struct entry *e)
     e->count = (uint64_t)tn_local_elements(p, counted);
     if (o->opcode == TN_OP_ALL_TO_ALL)
         e->count /= (uint64_t)p->mesh->axis[e->axis].size;
-    e->send = in ? tn_exec_data(exec, in) : NULL;
-    e->recv = out ? tn_exec_data(exec, out) : NULL;
+    e->send = in ? address(exec, in) : NULL;
+    e->recv = out ? address(exec, out) : NULL;
 }
 
 static tn_status bind_kernel(struct tn_exec *exec, tn_op op, struct entry *e)
@@ -217,9 +222,18 @@ void tn_exec_destroy(struct tn_exec *exec)
     free(exec);
 }
 
-void *tn_exec_data(const struct tn_exec *exec, tn_value v)
+tn_status tn_exec_write(const struct tn_exec *exec, tn_value v, const void *from, uint64_t bytes)
 {
-    return exec->machine.arena + exec->plan->offset[v];
+    const struct tn_machine *m = &exec->machine;
+    tn_status status = m->device->copy(m->device_self, address(exec, v), from, bytes, m->queue);
+    return status == TN_OK ? m->device->queue_sync(m->device_self, m->queue) : status;
+}
+
+tn_status tn_exec_read(const struct tn_exec *exec, tn_value v, void *to, uint64_t bytes)
+{
+    const struct tn_machine *m = &exec->machine;
+    tn_status status = m->device->copy(m->device_self, to, address(exec, v), bytes, m->queue);
+    return status == TN_OK ? m->device->queue_sync(m->device_self, m->queue) : status;
 }
 
 /* the step */

@@ -24,6 +24,8 @@ struct tn_machine {
     struct tn_store *store;              /* NULL in a world of one */
     uint64_t timeout_ns;
     unsigned char *arena;
+    uint64_t arena_bytes;
+    int arena_of_backend;                /* where it came from */
     const struct tn_mesh *mesh;
     int32_t rank;
 };
@@ -37,7 +39,8 @@ struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_p
 /* One step. Afterwards all queues are empty. On failure a message was logged. */
 tn_status tn_exec_step(struct tn_exec *exec);
 void tn_exec_destroy(struct tn_exec *exec); /* accepts NULL */
-/* Address of a value in the arena. */
-void *tn_exec_data(const struct tn_exec *exec, tn_value v);
+/* Copies this rank's part of a value from, or to, host memory; done on return. */
+tn_status tn_exec_write(const struct tn_exec *exec, tn_value v, const void *from, uint64_t bytes);
+tn_status tn_exec_read(const struct tn_exec *exec, tn_value v, void *to, uint64_t bytes);
 
 #endif

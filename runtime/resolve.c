@@ -89,6 +89,7 @@ static tn_value step(struct resolver *r, tn_value v, uint32_t opcode, tn_placeme
     memcpy(out->dims, from->dims, sizeof out->dims);
     out->place[r->axis] = to;
     out->tag = from->tag;
+    out->kind = from->kind == TN_KIND_ACCUMULATOR ? TN_KIND_ACCUMULATOR : TN_KIND_ACTIVATION;
     out->like = from->like;
     out->grad_of = from->grad_of;
     p->ops[p->n_ops].tag = from->tag;

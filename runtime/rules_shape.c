@@ -324,7 +324,8 @@ void shape_ce_sum(struct tn_program *p, tn_op op)
 {
     const struct tn_value_data *labels = in(p, op, 1);
     int64_t shape[TN_MAX_DIMS] = { 2, 1, 1, 1, 1, 1 };
-    memcpy(shape + 1, labels->shape, (TN_MAX_DIMS - 1) * sizeof *shape);
+    for (int32_t d = 0; d < labels->rank && d + 1 < TN_MAX_DIMS; d++)
+        shape[d + 1] = labels->shape[d];
     set(p, op, 0, TN_F32, labels->rank + 1, shape);
 }
 

@@ -33,6 +33,7 @@ static const char *const computes[] = { "fp32", "bf16", NULL };
 static const struct tn_option job_table[] = {
     INT("seed", "1", 0, 9007199254740991, "Seed of the initial parameters, of dropout and of the order of the data."),
     INT("steps", "100", 1, MANY, "Optimizer steps of the whole run."),
+    INT("ranks", "0", 0, 1 << 20, "Processes to start where neither -n nor a launcher says; 0: as many as the strategies' sizes make."),
     INT("eval_every", "0", 0, MANY, "Steps between two validation losses; 0: only the first and the last one."),
     INT("eval_batches", "8", 1, MANY, "Batches that one validation loss is the mean of."),
     STRING("sample", NULL, 0, "Text that the trained model continues at the end; empty: no sample."),
@@ -134,6 +135,7 @@ static void take_job(struct tn_settings *s)
     const struct tn_options *job = &s->job;
     s->seed = whole(job, "seed");
     s->steps = whole(job, "steps");
+    s->ranks = whole(job, "ranks");
     s->eval_every = whole(job, "eval_every");
     s->eval_batches = whole(job, "eval_batches");
     s->sample = text(job, "sample");

@@ -14,6 +14,7 @@ enum { TN_COMPUTE_FP32, TN_COMPUTE_BF16 };
 struct tn_settings {
     /* [job] */
     int64_t seed, steps;         /* steps: optimizer steps of the whole run */
+    int64_t ranks;               /* processes, where neither -n nor a launcher says; 0: not said */
     int64_t eval_every;          /* steps between validation losses; 0: only at the end */
     int64_t eval_batches;        /* batches of each */
     const char *sample;          /* prompt to continue after training; "" none */

@@ -16,7 +16,7 @@
 #include "base/buf.h"
 #include "loader.h"
 
-int tenon_plugin_main(int argc, char **argv);
+
 
 enum { DEADLINE_MS = 5000 };
 

@@ -1,0 +1,133 @@
+/* Feed: writes a flat program's inputs before each step.
+ *
+ * Which rows and columns of the global batch this rank's part of an input holds follows from the input's placement,
+ * worked out once. Micro-batch m holds rows m * batch .. of the global batch. */
+#include "job.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum source { FEED_TOKENS, FEED_LABELS, FEED_POSITIONS, FEED_SCALAR };
+
+struct fed {
+    enum source source;
+    const char *name;
+    tn_value value;
+    int32_t *host;           /* where it is put together */
+    int64_t rows, columns;   /* local */
+    int64_t *row, *column;   /* row: of the global batch; column: position in the sequence */
+};
+
+struct tn_feed {
+    struct tn_arena memory;
+    struct fed *fed;
+    uint32_t n;
+    int64_t sequence;
+    const struct tn_exec *exec;
+};
+
+/* "labels@3" is input labels of micro-batch 3; without '@' there is one micro-batch. */
+static int is_input(const char *name, const char *base, int32_t *micro)
+{
+    size_t length = strlen(base);
+    *micro = 0;
+    if (strncmp(name, base, length) != 0 || (name[length] && name[length] != '@'))
+        return 0;
+    if (name[length] == '@')
+        *micro = (int32_t)strtol(name + length + 1, NULL, 10);
+    return 1;
+}
+
+/* Indices of [micro, batch, sequence] or [batch, sequence] as rows and columns of the global batch. */
+static void find_indices(struct tn_feed *feed, const struct tn_program *p, tn_value v, int32_t micro, struct fed *fed)
+{
+    const struct tn_value_data *value = &p->values[v];
+    int32_t first = value->rank - 2, rank;
+    int64_t shape[TN_MAX_DIMS], batch = value->shape[first];
+    tn_local(p, v, p->coord, &rank, shape, NULL);
+    int64_t outer = first ? shape[0] : 1;
+    fed->rows = outer * shape[first];
+    fed->columns = shape[first + 1];
+    fed->row = tn_arena_alloc(&feed->memory, (size_t)(outer * batch) * sizeof *fed->row);
+    fed->column = tn_arena_alloc(&feed->memory, (size_t)value->shape[first + 1] * sizeof *fed->column);
+    fed->host = tn_arena_alloc(&feed->memory, (size_t)(fed->rows * fed->columns) * sizeof *fed->host);
+    tn_local_indices(p, v, first + 1, fed->column);
+    tn_local_indices(p, v, first, fed->row);
+    for (int64_t m = outer - 1; m >= 0; m--) /* from the last, as the first rows are the source */
+        for (int64_t r = shape[first] - 1; r >= 0; r--)
+            fed->row[m * shape[first] + r] = (first ? m : micro) * batch + fed->row[r];
+    feed->sequence = value->shape[first + 1];
+}
+
+static void add(struct tn_feed *feed, const struct tn_program *p, tn_value v)
+{
+    static const struct { const char *name; enum source source; } known[] = {
+        { "tokens", FEED_TOKENS }, { "labels", FEED_LABELS }, { "labels.step", FEED_LABELS }, { "positions", FEED_POSITIONS }
+    };
+    const struct tn_value_data *value = &p->values[v];
+    struct fed *fed = &feed->fed[feed->n];
+    *fed = (struct fed){ .source = FEED_SCALAR, .name = value->name, .value = v };
+    for (size_t i = 0; i < sizeof known / sizeof *known && value->rank >= 2; i++) {
+        int32_t micro;
+        if (!is_input(value->name, known[i].name, &micro))
+            continue;
+        fed->source = known[i].source;
+        find_indices(feed, p, v, micro, fed);
+    }
+    if (fed->row || value->rank == 0)
+        feed->n++;
+}
+
+struct tn_feed *tn_feed_new(const struct tn_exec *exec, const struct tn_program *flat)
+{
+    struct tn_feed *feed = calloc(1, sizeof *feed);
+    if (!feed)
+        return NULL;
+    feed->exec = exec;
+    tn_arena_init(&feed->memory);
+    feed->fed = tn_arena_alloc(&feed->memory, ((size_t)flat->n_values + 1) * sizeof *feed->fed);
+    for (tn_value v = 1; v <= flat->n_values; v++)
+        if (flat->values[v].kind == TN_KIND_INPUT && !flat->values[v].def)
+            add(feed, flat, v);
+    return feed;
+}
+
+void tn_feed_destroy(struct tn_feed *feed)
+{
+    if (!feed)
+        return;
+    tn_arena_finish(&feed->memory);
+    free(feed);
+}
+
+static tn_status write_rows(const struct tn_feed *feed, const struct fed *fed, const int32_t *from)
+{
+    int32_t *to = fed->host;
+    for (int64_t r = 0; r < fed->rows; r++)
+        for (int64_t c = 0; c < fed->columns; c++)
+            *to++ = from ? from[fed->row[r] * feed->sequence + fed->column[c]] : (int32_t)fed->column[c];
+    return tn_exec_write(feed->exec, fed->value, fed->host, (uint64_t)(fed->rows * fed->columns) * sizeof *fed->host);
+}
+
+tn_status tn_feed_rows(struct tn_feed *feed, const int32_t *tokens, const int32_t *labels)
+{
+    tn_status status = TN_OK;
+    for (uint32_t i = 0; i < feed->n && status == TN_OK; i++) {
+        const struct fed *fed = &feed->fed[i];
+        if (fed->source == FEED_TOKENS)
+            status = write_rows(feed, fed, tokens);
+        else if (fed->source == FEED_LABELS && labels)
+            status = write_rows(feed, fed, labels);
+        else if (fed->source == FEED_POSITIONS)
+            status = write_rows(feed, fed, NULL);
+    }
+    return status;
+}
+
+tn_status tn_feed_scalar(struct tn_feed *feed, const char *name, float value)
+{
+    for (uint32_t i = 0; i < feed->n; i++)
+        if (feed->fed[i].source == FEED_SCALAR && strcmp(feed->fed[i].name, name) == 0)
+            return tn_exec_write(feed->exec, feed->fed[i].value, &value, sizeof value);
+    return TN_OK;
+}

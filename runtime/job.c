@@ -1,0 +1,147 @@
+/* Job: the flow. tn_job_compile is the figure of ARCHITECTURE.md as one flat function; each call is one arrow, and
+ * after each the program is verified and shown to whoever watches. */
+#include "job.h"
+
+#include <string.h>
+
+#include "resolve.h"
+
+/* What happens after every arrow. 1: go on. */
+static int arrow(struct tn_job *job, struct tn_compiled *c, struct tn_program *p, const char *stage, const struct tn_watch *watch)
+{
+    if (p->n_errors == 0)
+        tn_program_verify(p, stage);
+    for (size_t i = 0; i < p->n_errors; i++)
+        tn_diag_add(&job->diag, (struct tn_where){ .file = job->manifest.path }, NULL, "after %s: %s", stage, p->errors[i]);
+    if (p->n_errors)
+        return 0;
+    const struct tn_plan *plan = strcmp(stage, "bound") == 0 ? &c->plan : NULL;
+    c->stopped = watch && watch->after(watch->ctx, stage, p, plan);
+    return !c->stopped;
+}
+
+static void build(struct tn_job *job, struct tn_program *p, int mode, int64_t batch, int64_t sequence)
+{
+    const struct tn_model *model = tn_instance_table(&job->model);
+    struct tn_build what = { .struct_size = sizeof what, .batch = batch, .sequence = sequence,
+                             .mode = mode == TN_PROGRAM_SAMPLE ? TN_BUILD_LOGITS : TN_BUILD_TRAIN };
+    p->actor = job->model.library.plugin->id;
+    p->at_region = TN_REGION_FORWARD;
+    if (model->build(job->model.self, p, &what) != TN_OK && p->n_errors == 0)
+        tn_program_error(p, 0, "%s: %s", p->actor, tn_instance_message(&job->model));
+}
+
+/* place or lower of every strategy in chain order; each is an arrow of its own. */
+static int run_chain(struct tn_job *job, struct tn_compiled *c, const char *what, const struct tn_watch *watch)
+{
+    struct tn_program *p = &c->program;
+    for (uint32_t i = 0; i < job->n_chain; i++) {
+        struct tn_instance *instance = &job->chain[i];
+        const struct tn_strategy *strategy = tn_instance_table(instance);
+        tn_status (*pass)(void *, struct tn_program *) = strcmp(what, "place") == 0 ? strategy->place : strategy->lower;
+        p->actor = instance->library.plugin->id;
+        p->insert_before = 0;
+        if (pass && pass(instance->self, p) != TN_OK && p->n_errors == 0)
+            tn_program_error(p, 0, "%s: %s", p->actor, tn_instance_message(instance));
+        p->insert_before = 0;
+        if (!arrow(job, c, p, tn_arena_printf(&p->arena, "%s:%s", what, p->actor), watch))
+            return 0;
+    }
+    p->actor = "";
+    return 1;
+}
+
+static void schedule(struct tn_job *job, struct tn_compiled *c)
+{
+    struct tn_slot *slots = NULL;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < job->n_chain; i++) {
+        struct tn_instance *instance = &job->chain[i];
+        const struct tn_strategy *strategy = tn_instance_table(instance);
+        if (!strategy->schedule)
+            continue;
+        uint32_t cap = (uint32_t)c->micro_batches * 256;
+        slots = tn_arena_alloc(&c->flat.arena, cap * sizeof *slots);
+        if (strategy->schedule(instance->self, &c->program, c->micro_batches, slots, cap, &n) != TN_OK)
+            tn_program_error(&c->flat, 0, "%s: %s", instance->library.plugin->id, tn_instance_message(instance));
+    }
+    if (c->flat.n_errors == 0)
+        tn_schedule(&c->program, &c->flat, c->micro_batches, slots, n);
+}
+
+static void plan(struct tn_job *job, struct tn_compiled *c, const struct tn_plan *base)
+{
+    char error[512] = "";
+    struct tn_machine device = { .device = tn_instance_table(&job->device), .device_self = job->device.self };
+    int64_t scratch = tn_exec_scratch(&device, &c->flat, error, sizeof error);
+    if (scratch < 0)
+        tn_program_error(&c->flat, 0, "%s: %s", error, tn_instance_message(&job->device));
+    else
+        tn_plan_init(&c->plan, &c->flat, base, scratch);
+    for TN_EACH_OP(&c->flat, op) {
+        double flops, bytes;
+        tn_op_kind(c->flat.ops[op].opcode)->cost(&c->flat, op, &flops, &bytes);
+        c->flops += flops;
+    }
+}
+
+tn_status tn_job_compile(struct tn_job *job, int mode, int32_t rank, int64_t batch, int64_t sequence,
+                         const struct tn_plan *base, const struct tn_watch *watch, struct tn_compiled *c)
+{
+    const struct tn_settings *s = &job->settings;
+    memset(c, 0, sizeof *c);
+    tn_mesh_coord(&job->mesh, rank, c->coord);
+    c->micro_batches = mode == TN_PROGRAM_SAMPLE ? 1 : (int32_t)s->micro_batches;
+    tn_program_init(&c->program, &job->mesh, c->coord);
+    tn_program_init(&c->flat, &job->mesh, c->coord);
+    struct tn_program *p = &c->program;
+
+    if (mode != TN_PROGRAM_SAMPLE) {
+        batch = s->batch / s->micro_batches;
+        sequence = s->sequence;
+    }
+    build(job, p, mode, batch, sequence);
+    if (!arrow(job, c, p, "model", watch))
+        goto end;
+
+    if (s->compute == TN_COMPUTE_BF16)
+        tn_precision(p, TN_BF16);
+    if (mode != TN_PROGRAM_SAMPLE)
+        tn_objective(p, s->micro_batches);
+    if (mode == TN_PROGRAM_TRAIN) {
+        tn_autodiff(p);
+        tn_optimizer(p, s);
+    }
+    if (!arrow(job, c, p, "grad", watch))
+        goto end;
+
+    if (!run_chain(job, c, "place", watch))
+        goto end;
+
+    tn_resolve(p);
+    if (!arrow(job, c, p, "resolve", watch))
+        goto end;
+
+    if (!run_chain(job, c, "lower", watch))
+        goto end;
+
+    tn_fuse(p);
+    if (!arrow(job, c, p, "lower", watch))
+        goto end;
+
+    schedule(job, c);
+    if (!arrow(job, c, &c->flat, "schedule", watch))
+        goto end;
+
+    plan(job, c, base);
+    arrow(job, c, &c->flat, "bound", watch);
+end:
+    return p->n_errors || c->flat.n_errors ? TN_INVALID : TN_OK;
+}
+
+void tn_compiled_finish(struct tn_compiled *compiled)
+{
+    tn_plan_finish(&compiled->plan);
+    tn_program_finish(&compiled->flat);
+    tn_program_finish(&compiled->program);
+}

@@ -1,0 +1,103 @@
+/* Job: one manifest from text to bound programs. The flow of ARCHITECTURE.md, as functions.
+ *
+ *     setup.c    manifest, settings, plugins, mesh, checks      (what `tenon check` needs)
+ *     job.c      model -> ... -> bound program                  (one flat function)
+ *     machine.c  memory, communicators, agreement of the ranks
+ *     train.c    the step loop, validation, the closing sample
+ */
+#ifndef TENON_JOB_H
+#define TENON_JOB_H
+
+#include "autodiff.h"
+#include "data.h"
+#include "exec.h"
+#include "launch.h"
+#include "loader.h"
+#include "passes.h"
+#include "plan.h"
+
+enum { TN_MOST_CHAIN = 16 };
+
+struct tn_job {
+    struct tn_facts facts; /* must be first: what plugins ask through tn.facts/1 */
+    struct tn_diag diag;
+    struct tn_manifest manifest;
+    struct tn_settings settings;
+    struct tn_instance model, device, backend, chain[TN_MOST_CHAIN];
+    uint32_t n_chain;
+    int32_t chain_size[TN_MOST_CHAIN]; /* ranks along each strategy's axes; 1 without */
+    struct tn_mesh mesh;
+    int32_t ranks_given;               /* by the launcher or -n; 0: not said */
+    struct tn_device_info device_info;
+};
+
+/* Reads the manifest, loads and creates the plugins, lays out the mesh, lets everyone check. All problems are in
+ * job->diag; their number is returned. The job must be closed in any case. `ranks`: of the launcher or -n, 0 if
+ * neither says. */
+size_t tn_job_open(struct tn_job *job, const char *path, const char *const *overrides, size_t n_overrides, int32_t ranks);
+void tn_job_close(struct tn_job *job);
+
+/* What a program is for. */
+enum { TN_PROGRAM_TRAIN, TN_PROGRAM_EVAL, TN_PROGRAM_SAMPLE };
+
+struct tn_compiled {
+    struct tn_program program, flat; /* before and after schedule */
+    struct tn_plan plan;
+    int32_t coord[TN_MAX_AXES];
+    int32_t micro_batches;
+    double flops;                    /* of one step on this rank */
+    int stopped;                     /* the watcher asked to stop before the end */
+};
+
+/* Sees the program after each arrow ("model", "grad", "place:tp", "resolve", "lower:tp", "schedule", "bound"); says
+ * 1 to stop there. */
+struct tn_watch {
+    int (*after)(void *ctx, const char *stage, const struct tn_program *p, const struct tn_plan *plan);
+    void *ctx;
+};
+
+/* Compiles for `rank`. batch, sequence: of one micro-batch, for TN_PROGRAM_SAMPLE; else the settings'. `base`: plan
+ * of the job's train program, or NULL. watch may be NULL. Failure: TN_INVALID with problems in job->diag. */
+tn_status tn_job_compile(struct tn_job *job, int mode, int32_t rank, int64_t batch, int64_t sequence,
+                         const struct tn_plan *base, const struct tn_watch *watch, struct tn_compiled *out);
+void tn_compiled_finish(struct tn_compiled *compiled);
+
+/* Bytes a rank may use: [device] memory, else what the device says. */
+int64_t tn_job_budget(const struct tn_job *job);
+/* One problem if the plan is larger than the budget. */
+void tn_job_check_budget(struct tn_job *job, int32_t rank, const struct tn_plan *plan);
+
+/* Machine (machine.c): this process as one rank, with memory and communicators. `rank` NULL: a world of one. */
+tn_status tn_machine_init(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, int64_t arena_bytes,
+                          char *error, size_t error_bytes);
+void tn_machine_finish(struct tn_machine *machine, struct tn_job *job);
+/* Compares what every rank loaded; names the first that differs. *peak: most bytes of any rank. */
+tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t bytes, uint64_t *peak, char *error,
+                           size_t error_bytes);
+
+/* Train (train.c): the whole run of one rank. Exit code. */
+int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics);
+
+/* Parts of it, each its own file. */
+/* local.c: global index of each of this rank's elements of dimension `dim`; local extent many. */
+void tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index);
+/* init.c: every param's start values, by name, seed and global element index alone. */
+tn_status tn_init_params(const struct tn_exec *exec, const struct tn_program *flat, int64_t seed);
+/* lr.c: the learning rate of a step (from 0). */
+double tn_lr_at(const struct tn_settings *settings, int64_t step);
+
+/* feed.c: writes the inputs of a flat program before each step. */
+struct tn_feed;
+struct tn_feed *tn_feed_new(const struct tn_exec *exec, const struct tn_program *flat);
+void tn_feed_destroy(struct tn_feed *feed); /* accepts NULL */
+/* Global batch: tokens and labels [micro_batches * batch][sequence]; labels may be NULL. */
+tn_status tn_feed_rows(struct tn_feed *feed, const int32_t *tokens, const int32_t *labels);
+/* Nothing if the program has no such input. */
+tn_status tn_feed_scalar(struct tn_feed *feed, const char *name, float value);
+
+/* sample.c: continues `prompt` (bytes or token ids) by `count` tokens with the bound program of TN_PROGRAM_SAMPLE;
+ * writes the new tokens to `out`. */
+tn_status tn_sample(struct tn_exec *exec, struct tn_feed *feed, const struct tn_program *flat, int64_t seed,
+                    double temperature, const int32_t *prompt, int64_t n_prompt, int64_t count, int32_t *out);
+
+#endif

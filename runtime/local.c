@@ -1,0 +1,44 @@
+/* Local: which elements of a whole tensor this rank's part holds, along one dimension.
+ *
+ * Cuts are applied from the slowest axis (outermost) to the fastest: equal parts, unequal parts, or the two chunks
+ * r and 2n-1-r of a zigzag order. */
+#include "job.h"
+
+#include <string.h>
+
+/* Keeps chunk `first` .. of the list, moved to `to`. */
+static int64_t keep(int64_t *index, int64_t to, int64_t first, int64_t n)
+{
+    memmove(index + to, index + first, (size_t)n * sizeof *index);
+    return n;
+}
+
+static int64_t cut(const struct tn_program *p, tn_placement place, int32_t axis, int64_t *index, int64_t n)
+{
+    int64_t size = p->mesh->axis[axis].size, coord = p->coord[axis];
+    if (TN_PLACE_PARTS(place)) {
+        const struct tn_parts *parts = &p->parts[TN_PLACE_PARTS(place)];
+        int64_t unit = n / parts->sum, before = 0;
+        for (int64_t i = 0; i < coord; i++)
+            before += parts->weights[i];
+        return keep(index, 0, before * unit, parts->weights[coord] * unit);
+    }
+    if (TN_PLACE_ORDER(place) == TN_ORDER_ZIGZAG) {
+        int64_t chunk = n / (2 * size), mirror = 2 * size - 1 - coord;
+        keep(index, 0, coord * chunk, chunk);
+        return chunk + keep(index, chunk, mirror * chunk, chunk);
+    }
+    return keep(index, 0, coord * (n / size), n / size);
+}
+
+void tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index)
+{
+    int64_t n = p->values[v].shape[dim];
+    for (int64_t i = 0; i < n; i++)
+        index[i] = i;
+    for (int32_t axis = p->mesh->n_axes - 1; axis >= 0; axis--) {
+        tn_placement place = p->values[v].place[axis];
+        if (TN_PLACE_KIND(place) == TN_PLACE_SHARD && TN_PLACE_DIM(place) == dim)
+            n = cut(p, place, axis, index, n);
+    }
+}

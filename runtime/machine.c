@@ -1,0 +1,161 @@
+/* Machine: this process as one rank of the job, ready to bind programs (job.h). Owns the arena and communicators. */
+#include "job.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { AGREE_SLICE_NS = 1000 * 1000 };
+
+static tn_status fail(struct tn_instance *instance, const char *what, char *error, size_t error_bytes)
+{
+    snprintf(error, error_bytes, "%s: %s", what, tn_instance_message(instance));
+    return TN_ERROR;
+}
+
+static tn_status init_backend(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, char *error, size_t error_bytes)
+{
+    machine->backend = tn_instance_table(&job->backend);
+    machine->backend_self = job->backend.self;
+    machine->store = rank->store;
+    machine->rank = rank->rank;
+    if (machine->backend->init(machine->backend_self, &rank->bootstrap, machine->timeout_ns) != TN_OK)
+        return fail(&job->backend, "the ranks could not be connected", error, error_bytes);
+    return TN_OK;
+}
+
+static tn_status create_comms(struct tn_machine *machine, struct tn_job *job, char *error, size_t error_bytes)
+{
+    int32_t coord[TN_MAX_AXES], ranks[4096];
+    tn_mesh_coord(&job->mesh, machine->rank, coord);
+    for (int32_t axis = 0; axis < job->mesh.n_axes; axis++) {
+        int32_t size = job->mesh.axis[axis].size;
+        if (size == 1)
+            continue;
+        if (size > (int32_t)(sizeof ranks / sizeof *ranks)) {
+            snprintf(error, error_bytes, "axis %s has %d ranks; at most 4096 are possible", job->mesh.axis[axis].name, size);
+            return TN_UNSUPPORTED;
+        }
+        tn_mesh_group(&job->mesh, coord, axis, ranks);
+        if (machine->backend->comm_create(machine->backend_self, job->mesh.axis[axis].name, ranks, size, machine->timeout_ns,
+                                          &machine->comm[axis]) != TN_OK)
+            return fail(&job->backend, "a group of ranks could not be made", error, error_bytes);
+    }
+    return TN_OK;
+}
+
+/* In a world of several, memory comes from the backend where peers read it in place; else from the device. */
+static tn_status allocate(struct tn_machine *machine, struct tn_job *job, int64_t bytes, char *error, size_t error_bytes)
+{
+    struct tn_collective_caps caps = { .struct_size = sizeof caps };
+    void *memory = NULL;
+    if (machine->backend)
+        machine->backend->caps(machine->backend_self, &caps);
+    machine->arena_of_backend = machine->backend && caps.in_place_peers;
+    tn_status status = machine->arena_of_backend
+                           ? machine->backend->mem_alloc(machine->backend_self, (uint64_t)bytes, &memory)
+                           : machine->device->mem_alloc(machine->device_self, TN_SPACE_DEVICE, (uint64_t)bytes, &memory);
+    if (status != TN_OK)
+        return fail(machine->arena_of_backend ? &job->backend : &job->device, "no memory for the arena", error, error_bytes);
+    machine->arena = memory;
+    machine->arena_bytes = (uint64_t)bytes;
+    return TN_OK;
+}
+
+tn_status tn_machine_init(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, int64_t arena_bytes,
+                          char *error, size_t error_bytes)
+{
+    memset(machine, 0, sizeof *machine);
+    machine->device = tn_instance_table(&job->device);
+    machine->device_self = job->device.self;
+    machine->mesh = &job->mesh;
+    machine->timeout_ns = (uint64_t)job->settings.comm_timeout_ns;
+    if (machine->device->queue_create(machine->device_self, &machine->queue) != TN_OK)
+        return fail(&job->device, "no queue", error, error_bytes);
+    tn_status status = rank ? init_backend(machine, job, rank, error, error_bytes) : TN_OK;
+    if (status == TN_OK)
+        status = allocate(machine, job, arena_bytes, error, error_bytes);
+    if (status == TN_OK && rank)
+        status = create_comms(machine, job, error, error_bytes);
+    return status;
+}
+
+void tn_machine_finish(struct tn_machine *machine, struct tn_job *job)
+{
+    for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
+        if (machine->comm[axis])
+            machine->backend->comm_destroy(machine->comm[axis]);
+    if (machine->arena && machine->arena_of_backend)
+        machine->backend->mem_free(machine->backend_self, machine->arena);
+    else if (machine->arena)
+        machine->device->mem_free(machine->device_self, TN_SPACE_DEVICE, machine->arena, machine->arena_bytes);
+    if (machine->queue)
+        machine->device->queue_destroy(machine->device_self, machine->queue);
+    memset(machine, 0, sizeof *machine);
+}
+
+/* What a rank says of itself before the first collective. */
+struct statement {
+    uint64_t plugins, manifest, bytes;
+    int32_t world;
+    char chain[256];
+};
+
+static void describe_chain(const struct tn_job *job, char *text, size_t bytes)
+{
+    size_t at = 0;
+    const struct tn_instance *fixed[] = { &job->model, &job->device, &job->backend };
+    text[0] = 0;
+    for (uint32_t i = 0; i < 3 + job->n_chain && at < bytes; i++) {
+        const struct tn_plugin *plugin = (i < 3 ? fixed[i] : &job->chain[i - 3])->library.plugin;
+        at += (size_t)snprintf(text + at, bytes - at, "%s%s %s", at ? ", " : "", plugin->id, plugin->version);
+    }
+}
+
+static tn_status get_statement(struct tn_rank *rank, int32_t of, uint64_t deadline_ns, struct statement *out)
+{
+    char key[32];
+    snprintf(key, sizeof key, "job/%d", of);
+    for (uint64_t waited = 0; waited < deadline_ns; waited += AGREE_SLICE_NS) {
+        uint32_t bytes = sizeof *out;
+        tn_status status = rank->bootstrap.get(rank->bootstrap.ctx, key, out, &bytes);
+        if (status != TN_PENDING)
+            return status == TN_OK && bytes != sizeof *out ? TN_CONFLICT : status;
+        if (tn_store_death(rank->store, NULL))
+            return TN_PEER;
+        nanosleep(&(struct timespec){ .tv_nsec = AGREE_SLICE_NS }, NULL);
+    }
+    return TN_TIMEOUT;
+}
+
+tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t bytes, uint64_t *peak, char *error,
+                           size_t error_bytes)
+{
+    struct tn_instance *all[TN_MOST_CHAIN + 3] = { &job->model, &job->device, &job->backend };
+    for (uint32_t i = 0; i < job->n_chain; i++)
+        all[3 + i] = &job->chain[i];
+    struct statement mine = { .plugins = tn_chain_hash(all, 3 + job->n_chain), .manifest = job->manifest.hash, .bytes = bytes,
+                              .world = job->mesh.world };
+    describe_chain(job, mine.chain, sizeof mine.chain);
+    char key[32];
+    snprintf(key, sizeof key, "job/%d", rank->rank);
+    tn_status status = rank->bootstrap.put(rank->bootstrap.ctx, key, &mine, sizeof mine);
+    *peak = bytes;
+    for (int32_t r = 0; r < rank->world && status == TN_OK; r++) {
+        struct statement other;
+        status = get_statement(rank, r, (uint64_t)job->settings.comm_timeout_ns, &other);
+        if (status != TN_OK) {
+            const char *death = tn_store_death(rank->store, NULL);
+            snprintf(error, error_bytes, "rank %d has not said what it runs: %s", r, death ? death : "it did not arrive in time");
+        } else if (other.plugins != mine.plugins || other.world != mine.world) {
+            status = TN_CONFLICT;
+            snprintf(error, error_bytes, "rank %d runs other plugins (%s) than rank %d (%s)", r, other.chain, rank->rank, mine.chain);
+        } else if (other.manifest != mine.manifest) {
+            status = TN_CONFLICT;
+            snprintf(error, error_bytes, "rank %d has another manifest than rank %d", r, rank->rank);
+        } else if (other.bytes > *peak) {
+            *peak = other.bytes;
+        }
+    }
+    return status;
+}

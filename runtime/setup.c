@@ -1,0 +1,235 @@
+/* Setup: from a manifest's path to plugins with options and a mesh (job.h).
+ *
+ * Every problem found on the way goes to job->diag and the rest is still looked at, so that one run of `tenon check`
+ * shows all. Owns the order in which plugins are loaded: model first, for the facts that others ask. */
+#include "job.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+
+static int64_t job_fact(const struct tn_job *job, const char *name, int64_t missing)
+{
+    const struct tn_settings *s = &job->settings;
+    if (strcmp(name, "world") == 0)
+        return job->mesh.world ? job->mesh.world : missing;
+    if (strcmp(name, "batch") == 0)
+        return s->batch;
+    if (strcmp(name, "micro_batches") == 0)
+        return s->micro_batches;
+    if (strcmp(name, "micro_batch") == 0)
+        return s->micro_batches > 0 ? s->batch / s->micro_batches : missing;
+    if (strcmp(name, "sequence") == 0)
+        return s->sequence;
+    return missing;
+}
+
+static int64_t get_fact(const struct tn_facts *facts, const char *name, int64_t missing)
+{
+    const struct tn_job *job = (const struct tn_job *)facts;
+    const struct tn_model *model = job->model.self ? tn_instance_table(&job->model) : NULL;
+    int64_t fact = model && model->fact ? model->fact(job->model.self, name, INT64_MIN) : INT64_MIN;
+    return fact == INT64_MIN ? job_fact(job, name, missing) : fact;
+}
+
+/* Opens the plugin that [section] key names, reads its options and creates it. */
+static void load(struct tn_job *job, struct tn_instance *instance, const char *name, uint32_t kind, const char *section,
+                 const char *key)
+{
+    struct tn_search search = { .manifest_folder = job->manifest.folder,
+                                .beside_manifest = job->settings.plugins_beside_manifest };
+    struct tn_library library;
+    struct tn_load_error error;
+    struct tn_where where = tn_manifest_where(&job->manifest, section, key);
+    if (tn_library_open(&library, name, kind, &search, &job->manifest.arena, &error) != TN_LOAD_OK) {
+        tn_diag_add(&job->diag, where, NULL, "plugin %s: %s", name, error.text);
+        return;
+    }
+    size_t before = job->diag.count;
+    tn_instance_init(instance, &library, &job->manifest, &job->diag);
+    instance->facts = &job->facts;
+    if (job->diag.count == before && tn_instance_create(instance, NULL, &error) != TN_LOAD_OK && job->diag.count == before)
+        tn_diag_add(&job->diag, where, NULL, "plugin %s: %s", name, error.text);
+}
+
+static void load_all(struct tn_job *job)
+{
+    const struct tn_settings *s = &job->settings;
+    load(job, &job->model, s->model, TN_PLUGIN_MODEL, "model", "plugin");
+    load(job, &job->device, s->device, TN_PLUGIN_DEVICE, "device", "plugin");
+    load(job, &job->backend, s->backend, TN_PLUGIN_COLLECTIVE, "comm", "backend");
+    for (uint32_t i = 0; i < s->n_chain; i++) {
+        if (i == TN_MOST_CHAIN) {
+            tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "strategies", "chain"), NULL,
+                        "%u strategies; at most %d are possible", s->n_chain, TN_MOST_CHAIN);
+            break;
+        }
+        load(job, &job->chain[job->n_chain++], s->chain[i], TN_PLUGIN_STRATEGY, "strategies", "chain");
+    }
+}
+
+/* The option "size" of a strategy: its value, -1 for auto, 1 where it has none. */
+static int64_t size_option(const struct tn_instance *strategy)
+{
+    const struct tn_option_value *size = strategy->self ? tn_options_find(&strategy->options, "size") : NULL;
+    return size && size->option->type == TN_OPT_INT ? size->i : 1;
+}
+
+/* Sizes of the chain: one may be auto and takes what the others leave of the ranks given. */
+static void size_chain(struct tn_job *job)
+{
+    int64_t product = 1;
+    int32_t automatic = -1;
+    for (uint32_t i = 0; i < job->n_chain; i++) {
+        int64_t size = size_option(&job->chain[i]);
+        if (size > 0)
+            product *= size;
+        else if (automatic < 0)
+            automatic = (int32_t)i;
+        else
+            tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, job->chain[i].library.plugin->id, "size"), NULL,
+                        "is auto, and so is that of %s; only one strategy may say auto",
+                        job->chain[automatic].library.plugin->id);
+        job->chain_size[i] = size > 0 ? (int32_t)(size < INT32_MAX ? size : INT32_MAX) : 1;
+        if (product > INT32_MAX) {
+            tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "strategies", "chain"), NULL,
+                        "the sizes of all strategies multiply to more ranks than are possible");
+            return;
+        }
+    }
+    int64_t given = job->ranks_given ? job->ranks_given : product;
+    struct tn_where where = tn_manifest_where(&job->manifest, "strategies", "chain");
+    if (automatic >= 0 && given % product == 0 && given / product >= 1)
+        job->chain_size[automatic] = (int32_t)(given / product);
+    else if (automatic >= 0)
+        tn_diag_add(&job->diag, where, NULL, "%lld ranks do not divide by %lld, the product of the sizes given; use a multiple of it",
+                    (long long)given, (long long)product);
+    else if (job->ranks_given && given != product)
+        tn_diag_add(&job->diag, where, NULL, "the sizes of the strategies make %lld ranks, but %lld are given; use -n %lld or change a size%s",
+                    (long long)product, (long long)given, (long long)product, job->n_chain ? "" : " (the chain is empty)");
+}
+
+static void add_axis(struct tn_job *job, const struct tn_instance *strategy, const char *name, int32_t size)
+{
+    const char *id = strategy->library.plugin->id;
+    struct tn_where where = tn_manifest_where(&job->manifest, "strategies", "chain");
+    if (tn_mesh_find(&job->mesh, name) >= 0)
+        tn_diag_add(&job->diag, where, NULL, "%s adds an axis %s, but %s has one already", id, name,
+                    job->mesh.axis[tn_mesh_find(&job->mesh, name)].owner);
+    else if (size < 1 || tn_mesh_add(&job->mesh, tn_arena_strdup(&job->manifest.arena, name), size, id))
+        tn_diag_add(&job->diag, where, NULL, "%s adds an axis %s of %d ranks; at most %d axes of at least one are possible", id,
+                    name, size, TN_MAX_AXES);
+}
+
+static void lay_out_mesh(struct tn_job *job)
+{
+    job->mesh = (struct tn_mesh){ .world = 1 };
+    for (uint32_t i = 0; i < job->n_chain; i++) {
+        struct tn_instance *instance = &job->chain[i];
+        const struct tn_strategy *strategy = instance->self ? tn_instance_table(instance) : NULL;
+        if (!strategy)
+            continue;
+        if (!strategy->axes) {
+            if (tn_options_find(&instance->options, "size"))
+                add_axis(job, instance, instance->library.plugin->id, job->chain_size[i]);
+            continue;
+        }
+        struct tn_axis axes[TN_MAX_AXES] = { 0 };
+        int32_t n = 0;
+        if (strategy->axes(instance->self, job->chain_size[i], axes, TN_MAX_AXES, &n) != TN_OK)
+            tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "strategies", "chain"), NULL, "%s: %s",
+                        instance->library.plugin->id, tn_instance_message(instance));
+        for (int32_t a = 0; a < n && a < TN_MAX_AXES; a++)
+            add_axis(job, instance, axes[a].name, axes[a].size);
+    }
+}
+
+static void check_plugins(struct tn_job *job)
+{
+    struct tn_instance *chain[TN_MOST_CHAIN];
+    uint32_t n = 0;
+    const struct tn_model *model = job->model.self ? tn_instance_table(&job->model) : NULL;
+    if (model && model->check && model->check(job->model.self) != TN_OK)
+        tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "model", "plugin"), NULL, "%s",
+                    tn_instance_message(&job->model));
+    for (uint32_t i = 0; i < job->n_chain; i++) {
+        struct tn_instance *instance = &job->chain[i];
+        const struct tn_strategy *strategy = instance->self ? tn_instance_table(instance) : NULL;
+        if (!strategy)
+            continue;
+        chain[n++] = instance;
+        if (strategy->check && strategy->check(instance->self, job->chain_size[i]) != TN_OK)
+            tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "strategies", "chain"), NULL, "%s: %s",
+                        instance->library.plugin->id, tn_instance_message(instance));
+    }
+    tn_chain_check(chain, n, &job->diag);
+}
+
+static void check_sections(struct tn_job *job)
+{
+    const char *known[TN_MOST_CHAIN + 3];
+    size_t n = 0;
+    struct tn_instance *fixed[] = { &job->model, &job->device, &job->backend };
+    for (size_t i = 0; i < 3; i++)
+        if (fixed[i]->library.plugin)
+            known[n++] = fixed[i]->library.plugin->id;
+    for (uint32_t i = 0; i < job->n_chain; i++)
+        if (job->chain[i].library.plugin)
+            known[n++] = job->chain[i].library.plugin->id;
+    tn_settings_unused(&job->manifest, known, n, &job->diag);
+}
+
+size_t tn_job_open(struct tn_job *job, const char *path, const char *const *overrides, size_t n_overrides, int32_t ranks)
+{
+    memset(job, 0, sizeof *job);
+    job->facts.get = get_fact;
+    tn_diag_init(&job->diag);
+    tn_manifest_init(&job->manifest, path, overrides, n_overrides, &job->diag);
+    tn_settings_read(&job->settings, &job->manifest, &job->diag);
+    job->ranks_given = ranks ? ranks : (int32_t)job->settings.ranks;
+    load_all(job);
+    size_chain(job);
+    lay_out_mesh(job);
+    check_plugins(job);
+    check_sections(job);
+    if (job->device.self) {
+        const struct tn_device *device = tn_instance_table(&job->device);
+        job->device_info.struct_size = sizeof job->device_info;
+        if (device->probe && device->probe(job->device.self, &job->device_info) != TN_OK)
+            tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "device", "plugin"), NULL, "%s",
+                        tn_instance_message(&job->device));
+    }
+    return job->diag.count;
+}
+
+void tn_job_close(struct tn_job *job)
+{
+    for (uint32_t i = 0; i < job->n_chain; i++)
+        tn_instance_destroy(&job->chain[i]);
+    tn_instance_destroy(&job->backend);
+    tn_instance_destroy(&job->device);
+    tn_instance_destroy(&job->model);
+    tn_manifest_finish(&job->manifest);
+    tn_diag_finish(&job->diag);
+}
+
+int64_t tn_job_budget(const struct tn_job *job)
+{
+    return job->settings.device_memory > 0 ? job->settings.device_memory : (int64_t)job->device_info.memory_bytes;
+}
+
+void tn_job_check_budget(struct tn_job *job, int32_t rank, const struct tn_plan *plan)
+{
+    int64_t need = tn_plan_bytes(plan), have = tn_job_budget(job);
+    if (have > 0 && need > have)
+        tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "device", "memory"),
+                    "use a smaller [data] batch or more micro_batches, or spread the model over more ranks",
+                    "rank %d needs %.1f MiB (params %.1f, gradients %.1f, optimizer %.1f, activations %.1f, buffers %.1f), "
+                    "but may use %.1f MiB", rank, (double)need / 1048576.0,
+                    (double)plan->category_bytes[TN_MEM_PARAMS] / 1048576.0,
+                    (double)plan->category_bytes[TN_MEM_GRADIENTS] / 1048576.0,
+                    (double)plan->category_bytes[TN_MEM_OPTIMIZER] / 1048576.0,
+                    (double)plan->category_bytes[TN_MEM_ACTIVATIONS] / 1048576.0,
+                    (double)plan->category_bytes[TN_MEM_BUFFERS] / 1048576.0, (double)have / 1048576.0);
+}

@@ -1,0 +1,274 @@
+/* tenon check: what a manifest means, and every problem with it; launches nothing.
+ *
+ * Ranks that differ only on axes whose parts are equal run the same program, so one of each kind is compiled. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "job.h"
+#include "tool.h"
+
+static void usage(FILE *out)
+{
+    fprintf(out, "usage: tenon check JOB.ini [--json] [-n RANKS] [--set SECTION.KEY=VALUE]...\n\n"
+                 "Shows the chain with its files, the mesh, memory per rank by category, and communication per step by\n"
+                 "group and op; or all problems, and exits with 2.\n");
+}
+
+/* Calls and bytes of one op on one axis in one step. */
+struct traffic {
+    int32_t axis;
+    uint32_t opcode;
+    int64_t calls;
+    double bytes; /* moved per rank, as cost rules count */
+};
+
+enum { MOST_TRAFFIC = TN_MAX_AXES * 8, MOST_KINDS = 64 };
+
+/* One kind of rank. */
+struct rank_kind {
+    int32_t rank; /* one of it */
+    int64_t total, category[TN_MEM_COUNT];
+    double flops;
+    struct traffic traffic[MOST_TRAFFIC];
+    size_t n_traffic;
+};
+
+struct report {
+    struct tn_job *job;
+    struct rank_kind kind[MOST_KINDS];
+    size_t n;
+    int64_t params;
+};
+
+static void add_traffic(struct rank_kind *kind, const struct tn_program *p, tn_op op)
+{
+    int32_t axis = (int32_t)tn_attr_i(p, op, "axis", 0);
+    double flops, bytes;
+    tn_op_kind(p->ops[op].opcode)->cost(p, op, &flops, &bytes);
+    size_t i = 0;
+    while (i < kind->n_traffic && (kind->traffic[i].axis != axis || kind->traffic[i].opcode != p->ops[op].opcode))
+        i++;
+    if (i == MOST_TRAFFIC)
+        return;
+    if (i == kind->n_traffic)
+        kind->traffic[kind->n_traffic++] = (struct traffic){ .axis = axis, .opcode = p->ops[op].opcode };
+    kind->traffic[i].calls++;
+    kind->traffic[i].bytes += bytes;
+}
+
+static void measure(struct report *report, const struct tn_compiled *c, int32_t rank)
+{
+    struct rank_kind *kind = &report->kind[report->n++];
+    *kind = (struct rank_kind){ .rank = rank, .total = tn_plan_bytes(&c->plan), .flops = c->flops };
+    memcpy(kind->category, c->plan.category_bytes, sizeof kind->category);
+    for TN_EACH_OP(&c->flat, op)
+        if (tn_op_is_comm(c->flat.ops[op].opcode))
+            add_traffic(kind, &c->flat, op);
+}
+
+/* Axes on which ranks differ in more than their data: unequal parts, or stages. */
+static uint32_t uneven_axes(const struct tn_program *p)
+{
+    uint32_t mask = 0;
+    for (tn_value v = 1; v <= p->n_values; v++)
+        for (int32_t axis = 0; axis < p->mesh->n_axes; axis++)
+            if (TN_PLACE_KIND(p->values[v].place[axis]) == TN_PLACE_SHARD && TN_PLACE_PARTS(p->values[v].place[axis]))
+                mask |= 1u << axis;
+    return mask;
+}
+
+static int is_representative(const struct tn_job *job, int32_t rank, uint32_t mask)
+{
+    int32_t coord[TN_MAX_AXES];
+    tn_mesh_coord(&job->mesh, rank, coord);
+    for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
+        if (!(mask >> axis & 1) && coord[axis])
+            return 0;
+    return 1;
+}
+
+static void compile_kinds(struct report *report)
+{
+    struct tn_job *job = report->job;
+    uint32_t mask = 0;
+    for (int32_t rank = 0; rank < job->mesh.world && report->n < MOST_KINDS && job->diag.count == 0; rank++) {
+        struct tn_compiled c;
+        if (!is_representative(job, rank, mask))
+            continue;
+        if (tn_job_compile(job, TN_PROGRAM_TRAIN, rank, 0, 0, NULL, NULL, &c) == TN_OK) {
+            measure(report, &c, rank);
+            tn_job_check_budget(job, rank, &c.plan);
+            mask = uneven_axes(&c.program);
+            report->params = 0;
+            for (tn_value v = 1; v <= c.program.n_values; v++)
+                if (c.program.values[v].kind == TN_KIND_PARAM && !c.program.values[v].def)
+                    report->params += tn_elements(c.program.values[v].shape, c.program.values[v].rank);
+        }
+        tn_compiled_finish(&c);
+    }
+}
+
+/* plain text */
+
+static double mib(int64_t bytes)
+{
+    return (double)bytes / 1048576.0;
+}
+
+static void print_plugin(const char *role, const struct tn_instance *instance)
+{
+    const struct tn_plugin *plugin = instance->library.plugin;
+    printf("  %-10s %-8s %-8s %s\n", role, plugin->id, plugin->version, instance->library.path);
+}
+
+static void print_plugins(const struct tn_job *job)
+{
+    printf("plugins\n");
+    print_plugin("model", &job->model);
+    print_plugin("device", &job->device);
+    print_plugin("backend", &job->backend);
+    for (uint32_t i = 0; i < job->n_chain; i++)
+        print_plugin("strategy", &job->chain[i]);
+}
+
+static void print_mesh(const struct tn_job *job)
+{
+    printf("mesh (first axis fastest), world %d\n", job->mesh.world);
+    for (int32_t axis = 0; axis < job->mesh.n_axes; axis++) {
+        int32_t size = job->mesh.axis[axis].size, stride = job->mesh.axis[axis].stride;
+        printf("  %-8s %4d ranks, first group [", job->mesh.axis[axis].name, size);
+        for (int32_t i = 0; i < size && i < 8; i++)
+            printf(i ? " %d" : "%d", i * stride);
+        printf(size > 8 ? " ..]\n" : "]\n");
+    }
+}
+
+static void print_memory(const struct report *report)
+{
+    printf("memory per rank, MiB (budget %.1f)\n  %-8s", mib(tn_job_budget(report->job)), "rank");
+    for (int c = 0; c < TN_MEM_COUNT; c++)
+        printf(" %12s", tn_category_name[c]);
+    printf(" %12s\n", "peak");
+    for (size_t i = 0; i < report->n; i++) {
+        printf("  %-8d", report->kind[i].rank);
+        for (int c = 0; c < TN_MEM_COUNT; c++)
+            printf(" %12.2f", mib(report->kind[i].category[c]));
+        printf(" %12.2f\n", mib(report->kind[i].total));
+    }
+    printf("  each category at its own highest; peak is the arena, exact\n");
+}
+
+static void print_traffic(const struct report *report)
+{
+    const struct rank_kind *kind = &report->kind[0];
+    printf("communication per step and rank\n");
+    if (kind->n_traffic == 0)
+        printf("  none\n");
+    for (size_t i = 0; i < kind->n_traffic; i++)
+        printf("  %-8s %-16s %6lld calls %12.2f MiB sent\n", report->job->mesh.axis[kind->traffic[i].axis].name,
+               tn_op_kind(kind->traffic[i].opcode)->name, (long long)kind->traffic[i].calls, kind->traffic[i].bytes / 1048576.0);
+}
+
+static void print_report(const struct report *report)
+{
+    print_plugins(report->job);
+    print_mesh(report->job);
+    printf("model: %.2f M params, %.2f GFLOP a step and rank\n", (double)report->params * 1e-6, report->kind[0].flops * 1e-9);
+    print_memory(report);
+    print_traffic(report);
+}
+
+/* JSON */
+
+static json_t *plugin_json(const char *role, const struct tn_instance *instance)
+{
+    const struct tn_plugin *plugin = instance->library.plugin;
+    return json_pack("{s:s, s:s, s:s, s:s}", "role", role, "id", plugin->id, "version", plugin->version, "path",
+                     instance->library.path);
+}
+
+static json_t *rank_json(const struct report *report, const struct rank_kind *kind)
+{
+    json_t *memory = json_object(), *traffic = json_array();
+    for (int c = 0; c < TN_MEM_COUNT; c++)
+        json_object_set_new(memory, tn_category_name[c], json_integer(kind->category[c]));
+    json_object_set_new(memory, "peak", json_integer(kind->total));
+    for (size_t i = 0; i < kind->n_traffic; i++)
+        json_array_append_new(traffic, json_pack("{s:s, s:s, s:I, s:f}", "axis",
+                                                 report->job->mesh.axis[kind->traffic[i].axis].name, "op",
+                                                 tn_op_kind(kind->traffic[i].opcode)->name, "calls",
+                                                 (json_int_t)kind->traffic[i].calls, "bytes", kind->traffic[i].bytes));
+    return json_pack("{s:i, s:f, s:o, s:o}", "rank", kind->rank, "flops", kind->flops, "memory_bytes", memory,
+                     "communication", traffic);
+}
+
+static void print_json(const struct report *report)
+{
+    struct tn_job *job = report->job;
+    json_t *problems = json_array(), *plugins = json_array(), *mesh = json_array(), *ranks = json_array();
+    for (size_t i = 0; i < job->diag.count; i++)
+        json_array_append_new(problems, json_string(tn_diag_text(&job->diag, &job->diag.problems[i])));
+    if (job->diag.count == 0) {
+        json_array_append_new(plugins, plugin_json("model", &job->model));
+        json_array_append_new(plugins, plugin_json("device", &job->device));
+        json_array_append_new(plugins, plugin_json("backend", &job->backend));
+        for (uint32_t i = 0; i < job->n_chain; i++)
+            json_array_append_new(plugins, plugin_json("strategy", &job->chain[i]));
+    }
+    for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
+        json_array_append_new(mesh, json_pack("{s:s, s:i, s:i}", "axis", job->mesh.axis[axis].name, "size",
+                                              job->mesh.axis[axis].size, "stride", job->mesh.axis[axis].stride));
+    for (size_t i = 0; i < report->n; i++)
+        json_array_append_new(ranks, rank_json(report, &report->kind[i]));
+    json_t *all = json_pack("{s:o, s:o, s:i, s:o, s:I, s:I, s:o}", "problems", problems, "plugins", plugins, "world",
+                            job->mesh.world, "mesh", mesh, "params", (json_int_t)report->params, "budget_bytes",
+                            (json_int_t)tn_job_budget(job), "ranks", ranks);
+    json_dumpf(all, stdout, JSON_INDENT(2));
+    putchar('\n');
+    json_decref(all);
+}
+
+int tenon_check_main(int argc, char **argv)
+{
+    struct tool_args args = { 0 };
+    int json = 0;
+    for (int i = 1; i < argc; i++) {
+        int taken = 0;
+        if (strcmp(argv[i], "--help") == 0) {
+            usage(stdout);
+            return TOOL_DONE;
+        } else if (strcmp(argv[i], "--json") == 0)
+            json = 1;
+        else if ((taken = tool_arg(&args, argc, argv, &i)) == 0)
+            return tool_unknown("check", argv[i]);
+        if (taken < 0)
+            return TOOL_USAGE;
+    }
+    if (!args.manifest) {
+        usage(stderr);
+        return TOOL_USAGE;
+    }
+    struct tn_job job;
+    struct report *report = calloc(1, sizeof *report);
+    if (!report)
+        return TOOL_FAILED;
+    report->job = &job;
+    if (tn_job_open(&job, args.manifest, args.overrides, args.n_overrides, args.ranks) == 0) {
+        struct tn_data *data;
+        tn_data_open(&data, &job.settings, &job.manifest, job.facts.get(&job.facts, "vocab", 0), &job.diag);
+        tn_data_close(data);
+        compile_kinds(report);
+    }
+    int code = job.diag.count ? TOOL_USAGE : TOOL_DONE;
+    if (json)
+        print_json(report);
+    else if (job.diag.count == 0)
+        print_report(report);
+    else
+        tn_diag_print(&job.diag, stderr);
+    tn_job_close(&job);
+    free(report);
+    return code;
+}

@@ -1,0 +1,33 @@
+/* Tool: what the sub-commands of `tenon` share. One file a sub-command. */
+#ifndef TENON_TOOL_H
+#define TENON_TOOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { TOOL_DONE = 0, TOOL_FAILED = 1, TOOL_USAGE = 2 };
+enum { TOOL_MOST_OVERRIDES = 64 };
+
+/* The options that run, check and dump have in common. */
+struct tool_args {
+    const char *manifest;
+    int32_t ranks;             /* -n; 0: not given */
+    const char *overrides[TOOL_MOST_OVERRIDES]; /* --set, and others that stand for one */
+    size_t n_overrides;
+    char steps[64];
+};
+
+/* Tries argv[*at] as one of: JOB.ini, -n N, --set S.K=V, --steps N. 1: taken (*at is its last word); 0: not one of
+ * them; -1: wrong, said on stderr. */
+int tool_arg(struct tool_args *args, int argc, char **argv, int *at);
+/* Says on stderr what is wrong with argv[at], and returns TOOL_USAGE. */
+int tool_unknown(const char *command, const char *word);
+
+int tenon_run_main(int argc, char **argv);    /* argv[0] is the sub-command */
+int tenon_check_main(int argc, char **argv);
+int tenon_dump_main(int argc, char **argv);
+int tenon_plugin_main(int argc, char **argv);
+int tenon_data_main(int argc, char **argv);
+int tenon_version_main(int argc, char **argv);
+
+#endif
