@@ -90,13 +90,11 @@ void tn_lex_next(struct tn_lex *lex)
         next_string(lex);
         return;
     }
-    const char *start = lex->at;
-    while (lex->at < lex->end && tn_word_char(*lex->at))
-        lex->at++;
-    if (lex->at > start) {
-        size_t length = (size_t)(lex->at - start);
+    size_t length = tn_word_length(lex->at, lex->end);
+    if (length) {
         char *text = tn_arena_alloc(&lex->p->arena, length + 1);
-        memcpy(text, start, length);
+        memcpy(text, lex->at, length);
+        lex->at += length;
         lex->token = TN_LEX_WORD;
         lex->text = text;
         return;

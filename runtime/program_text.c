@@ -130,19 +130,24 @@ int tn_placement_read(const char *text, tn_placement *placement)
 
 /* words and numbers */
 
-int tn_word_char(char c)
+static int word_char(char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || (c && strchr("_./+-#$%~", c));
 }
 
+size_t tn_word_length(const char *text, const char *end)
+{
+    size_t n = 0, most = (size_t)(end - text);
+    while (n < most && (word_char(text[n]) || (text[n] == '@' && n > 0)))
+        n++;
+    return n;
+}
+
 static int is_word(const char *text)
 {
-    if (!*text || *text == '#' || strcmp(text, "_") == 0)
+    if (*text == '#' || strcmp(text, "_") == 0)
         return 0;
-    for (; *text; text++)
-        if (!tn_word_char(*text))
-            return 0;
-    return 1;
+    return tn_word_length(text, text + strlen(text)) == strlen(text) && *text;
 }
 
 static void put_name(struct tn_buf *buf, const char *text)

@@ -4,8 +4,9 @@
 
 #include "program.h"
 
-/* A word is a run of these; any other name is put in quotes. */
-int tn_word_char(char c);
+/* Bytes of the word that `text` begins with: letters, digits and some marks; 0 if there is none. Names that are not
+ * one whole word are put in quotes. */
+size_t tn_word_length(const char *text, const char *end);
 
 /* R, S0, S1z (zigzag), S0/1 (parts table 1), F, P, Pmax; 0x and the raw bits where it is none of these. */
 enum { TN_PLACEMENT_TEXT = 24 };

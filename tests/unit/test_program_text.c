@@ -257,9 +257,30 @@ static void any_name_survives(void **state)
 {
     (void)state;
     static const char *const names[] = {
-        "layers.3.attn.q.weight", "a/b+c-d$e%f~g", "#hash", "x#3", "two words", "\"", "\\", "a\\x41", "tab\tnewline\n",
-        "\x01\x7f", "gr\xc3\xbc\xc3\x9f", "\xff\xfe", "param", "region", "mesh", "123", "-", "=", "a:b",
-        "by", "[1]", " ",
+        "layers.3.attn.q.weight",
+        "a/b+c-d$e%f~g",
+        "#hash",
+        "x#3",
+        "x@3",
+        "@x",
+        "two words",
+        "\"",
+        "\\",
+        "a\\x41",
+        "tab\tnewline\n",
+        "\x01\x7f",
+        "gr\xc3\xbc\xc3\x9f",
+        "\xff\xfe",
+        "param",
+        "region",
+        "mesh",
+        "123",
+        "-",
+        "=",
+        "a:b",
+        "by",
+        "[1]",
+        " ",
     };
     struct tn_mesh mesh = { .world = 1 };
     struct tn_program p, again;
@@ -283,8 +304,8 @@ static void any_number_survives(void **state)
     struct tn_mesh mesh = { .world = 1 };
     struct tn_program p, again;
     static const int64_t shape[] = { 4 };
-    double special[] = { 0.0, 1.0, -1.0, 1e-5, 0.1, 1.0 / 3, DBL_MIN, DBL_MAX, DBL_EPSILON, DBL_TRUE_MIN, INFINITY,
-                         -INFINITY, 1e22, 123456789.0, 0x1p53 };
+    double special[] = { 0.0,         1.0,          -1.0,     1e-5,      0.1,  1.0 / 3,     DBL_MIN, DBL_MAX,
+                         DBL_EPSILON, DBL_TRUE_MIN, INFINITY, -INFINITY, 1e22, 123456789.0, 0x1p53 };
     enum { SPECIAL = sizeof special / sizeof *special };
     tn_program_init(&p, &mesh, NULL);
     tn_value x = tn_value_new(&p, TN_KIND_INPUT, "x", TN_F32, 1, shape);
@@ -324,17 +345,26 @@ static void any_placement_survives(void **state)
         assert_int_equal(tn_placement_read(tn_placement_write(placement, text), &read), 0);
         assert_int_equal(read, placement);
     }
-    static const struct { const char *text; tn_placement placement; } known[] = {
-        { "R", TN_REPLICATE }, { "S0", TN_SHARD(0) }, { "S1z", TN_SHARD_ZIGZAG(1) }, { "S0/1", TN_SHARD_PARTS(0, 1) },
-        { "F", TN_FLAT }, { "P", TN_PARTIAL(TN_RED_SUM) }, { "Pmax", TN_PARTIAL(TN_RED_MAX) },
+    static const struct {
+        const char *text;
+        tn_placement placement;
+    } known[] = {
+        { "R", TN_REPLICATE },
+        { "S0", TN_SHARD(0) },
+        { "S1z", TN_SHARD_ZIGZAG(1) },
+        { "S0/1", TN_SHARD_PARTS(0, 1) },
+        { "F", TN_FLAT },
+        { "P", TN_PARTIAL(TN_RED_SUM) },
+        { "Pmax", TN_PARTIAL(TN_RED_MAX) },
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         char text[TN_PLACEMENT_TEXT];
         assert_string_equal(tn_placement_write(known[i].placement, text), known[i].text);
     }
     tn_placement none;
-    static const char *const wrong[] = { "",       "S",    "Sx",   "S-1", "S0/", "S0/0",
-                                         "S0/256", "S256", "S0zz", "Q",   "0x",  "r" };
+    static const char *const wrong[] = {
+        "", "S", "Sx", "S-1", "S0/", "S0/0", "S0/256", "S256", "S0zz", "Q", "0x", "r"
+    };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_int_equal(tn_placement_read(wrong[i], &none), -1);
 }
@@ -416,8 +446,10 @@ static void verifier_leaves_the_program_alone(void **state)
     (void)state;
     struct tn_mesh mesh = { 0 };
     struct tn_program p;
-    assert_int_equal(parse(&p, &mesh, "mesh tp=2\ninput x: f32[4] {tp: R}\n  y: f32[5] {tp: S0} = gelu(x: x)\n"
-                                      "  z: f32[4] {tp: R} = pack(x)\n"), 0);
+    assert_int_equal(parse(&p, &mesh,
+                           "mesh tp=2\ninput x: f32[4] {tp: R}\n  y: f32[5] {tp: S0} = gelu(x: x)\n"
+                           "  z: f32[4] {tp: R} = pack(x)\n"),
+                     0);
     char *before = print(&p);
     assert_int_not_equal(tn_program_verify(&p, "resolve"), 0);
     char *after = print(&p);
@@ -430,11 +462,11 @@ static void verifier_leaves_the_program_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_field_survives),    cmocka_unit_test(removed_ops_are_left_out),
-        cmocka_unit_test(any_name_survives),       cmocka_unit_test(any_number_survives),
-        cmocka_unit_test(any_placement_survives),  cmocka_unit_test(reads_any_line_ending),
+        cmocka_unit_test(every_field_survives),     cmocka_unit_test(removed_ops_are_left_out),
+        cmocka_unit_test(any_name_survives),        cmocka_unit_test(any_number_survives),
+        cmocka_unit_test(any_placement_survives),   cmocka_unit_test(reads_any_line_ending),
         cmocka_unit_test(stops_at_twenty_problems), cmocka_unit_test(long_lines_are_read),
-        cmocka_unit_test(stale_records_are_found), cmocka_unit_test(verifier_leaves_the_program_alone),
+        cmocka_unit_test(stale_records_are_found),  cmocka_unit_test(verifier_leaves_the_program_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
