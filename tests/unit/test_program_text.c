@@ -321,7 +321,7 @@ static void any_number_survives(void **state)
         if (isnan(f))
             continue;
         const struct tn_attr attrs[] = { TN_ATTR_F("f", f), TN_ATTR_F("g", (float)f),
-                                         TN_ATTR_I("i", (int64_t)random[2] << 32 | random[3]) };
+                                         TN_ATTR_I("i", (int64_t)((uint64_t)random[2] << 32 | random[3])) };
         char name[32];
         snprintf(name, sizeof name, "y%" PRIu64, i);
         tn_op_new(&p, TN_OP_GELU, name, &x, 1, attrs, 3);
