@@ -462,7 +462,7 @@ const struct tn_option_value *tn_options_get(const struct tn_options *options, c
 
 static void describe_row(const struct tn_option *option, struct tn_buf *out)
 {
-    tn_buf_printf(out, "  %-16s %-8s ", option->key, type_names[option->type]);
+    tn_buf_printf(out, "  %-20s %-8s ", option->key, type_names[option->type]);
     if (option->flags & TN_OPT_REQUIRED)
         tn_buf_printf(out, "required");
     else if (option->fallback && *option->fallback)

@@ -10,7 +10,7 @@ import tempfile
 import time
 import unittest
 
-TOOL, BROKEN = sys.argv[1], sys.argv[2]
+TOOL, BROKEN = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 
 
 def run(*arguments, path=None, cwd=None):
@@ -41,7 +41,7 @@ class PluginTool(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             for line in ("id         good", "kind       strategy", "version    1.2.3", f"file       {path}",
                          "needs      tn.facts/1", "[good]",
-                         "  size             int      default 2; 1 to 64; or auto", "      Ranks."):
+                         "  size                 int      default 2; 1 to 64; or auto", "      Ranks."):
                 self.assertIn(line, done.stdout.splitlines())
 
     def test_inspects_by_id(self):

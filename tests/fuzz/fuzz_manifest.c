@@ -1,7 +1,7 @@
 /* Fuzzing the manifest: any bytes as a file, with overrides behind a 0x1f, read through the core's tables and one
  * that has every type of option. Beside crashes, it looks for answers that cannot be: see check_*.
  *
- * The entry is libFuzzer's. driver.c calls it as an ordinary test; `ninja fuzz_manifest` builds it with clang's. */
+ * The entry is libFuzzer's. driver.c calls it as an ordinary test; the target tests/fuzz/fuzz_manifest is clang's. */
 #include <assert.h>
 #include <math.h>
 #include <stdint.h>

@@ -119,6 +119,12 @@ static void reports_every_bad_line(void **state)
                                               "or ; comment\n");
 }
 
+static void a_bad_line_is_reported_once(void **state)
+{
+    EXPECT_SAID("[a]\nlost\n\n; comment\n[b]\n",
+                "m:2: the line is no key and no section; write key = value, [section], or ; comment\n");
+}
+
 static void an_indented_line_continues_nothing(void **state)
 {
     EXPECT_SAID("[a]\nk = 1\n  more\n", "m:3: the line is no key and no section; write key = value, [section], or ; "
@@ -351,21 +357,14 @@ static void settings_name_what_is_unknown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_keys_and_places),
-        cmocka_unit_test(reports_every_bad_line),
-        cmocka_unit_test(an_indented_line_continues_nothing),
-        cmocka_unit_test(reports_duplicates),
-        cmocka_unit_test(reports_bytes_that_are_no_text),
-        cmocka_unit_test(reports_what_is_no_manifest),
-        cmocka_unit_test(reports_an_unreadable_file),
-        cmocka_unit_test(long_lines_are_whole),
-        cmocka_unit_test(large_files_end_quickly),
-        cmocka_unit_test(overrides_replace_and_add),
-        cmocka_unit_test(overrides_must_name_a_key),
-        cmocka_unit_test(hash_is_of_the_meaning),
-        cmocka_unit_test(settings_have_defaults),
-        cmocka_unit_test(settings_check_across_keys),
-        cmocka_unit_test(settings_name_what_is_unknown),
+        cmocka_unit_test(reads_keys_and_places),       cmocka_unit_test(reports_every_bad_line),
+        cmocka_unit_test(a_bad_line_is_reported_once), cmocka_unit_test(an_indented_line_continues_nothing),
+        cmocka_unit_test(reports_duplicates),          cmocka_unit_test(reports_bytes_that_are_no_text),
+        cmocka_unit_test(reports_what_is_no_manifest), cmocka_unit_test(reports_an_unreadable_file),
+        cmocka_unit_test(long_lines_are_whole),        cmocka_unit_test(large_files_end_quickly),
+        cmocka_unit_test(overrides_replace_and_add),   cmocka_unit_test(overrides_must_name_a_key),
+        cmocka_unit_test(hash_is_of_the_meaning),      cmocka_unit_test(settings_have_defaults),
+        cmocka_unit_test(settings_check_across_keys),  cmocka_unit_test(settings_name_what_is_unknown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -281,6 +281,14 @@ static void rows_of_other_sizes(void **state)
     assert_int_equal(s.diag.count, 0); /* no range: 70 is fine */
     assert_int_equal(tn_options_get(&s.options, "b")->i, 70);
     finish(&s);
+
+    uint32_t too_large = sizeof(struct tn_option); /* a row ends where the next one starts, whatever it claims */
+    memcpy(earlier, &too_large, sizeof too_large);
+    read_rows(&s, (const struct tn_option *)earlier, 2, SHORT, NULL, 0);
+    assert_int_equal(s.diag.count, 0);
+    assert_true(tn_options_get(&s.options, "a")->option->min == 0);
+    assert_null(tn_options_get(&s.options, "a")->option->choices);
+    finish(&s);
 }
 
 static void faults_of_the_table(void **state)
@@ -318,9 +326,9 @@ static void reference(void **state)
     struct tn_buf out;
     tn_buf_init(&out);
     tn_options_describe(table, ROWS, sizeof *table, &out);
-    assert_non_null(strstr(out.text, "  size             size     default auto; 1K to 1T; or auto\n      Help.\n"));
-    assert_non_null(strstr(out.text, "  enum             enum     default green; red, green or blue\n"));
-    assert_non_null(strstr(out.text, "  float            float    default 0.5; 0 to 1\n"));
+    assert_non_null(strstr(out.text, "  size                 size     default auto; 1K to 1T; or auto\n      Help.\n"));
+    assert_non_null(strstr(out.text, "  enum                 enum     default green; red, green or blue\n"));
+    assert_non_null(strstr(out.text, "  float                float    default 0.5; 0 to 1\n"));
     tn_buf_finish(&out);
 }
 
