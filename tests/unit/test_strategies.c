@@ -75,6 +75,11 @@ static int64_t local_rows(const char *name)
     return shape[0];
 }
 
+static tn_placement placement(const char *name, const char *axis)
+{
+    return job.program.values[value_named(name)].place[tn_mesh_find(&job.mesh, axis)];
+}
+
 /* Beside the blocks: the embedding's sum, the loss's maximum and sums, the last norm's gradient. */
 static void tp_costs_two_reductions_a_block_each_way(void **state)
 {
@@ -93,6 +98,8 @@ static void tp_costs_two_reductions_a_block_each_way(void **state)
 static void sequence_parallel_gathers_and_scatters(void **state)
 {
     compile("llama", WITH("tp.sequence_parallel=on"), WITH("tp"), SIZES(2), 0);
+    assert_int_equal(placement("layers.0.attn.norm", "tp"), TN_SHARD(1));
+    assert_int_equal(placement("layers.1.mlp.norm", "tp"), TN_SHARD(1));
     assert_int_equal(forward(TN_OP_ALL_GATHER), 2 * LAYERS + 1); /* + before the head */
     assert_int_equal(forward(TN_OP_REDUCE_SCATTER), 2 * LAYERS + 1); /* + the embedding */
     assert_int_equal(forward(TN_OP_ALL_REDUCE), 2); /* the loss */
@@ -168,11 +175,6 @@ static void every_part_of_the_vocabulary_has_rows(void **state)
             }
             assert_int_equal(sum, vocab);
         }
-}
-
-static tn_placement placement(const char *name, const char *axis)
-{
-    return job.program.values[value_named(name)].place[tn_mesh_find(&job.mesh, axis)];
 }
 
 /* Four ranks on two key heads: the axis is factored, key heads are whole on the inner one. */

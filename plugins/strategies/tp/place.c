@@ -100,9 +100,9 @@ static void place_gradient(const struct placing *at, tn_value accumulator, const
     }
 }
 
-/* The residual stream is whole, or cut along the sequence; so are its gradients. Norms are
- * whole where the stream is: a norm of a sum still to be reduced could as well be cut, at the
- * cost of one more collective than its user needs. */
+/* The residual stream is whole, or cut along the sequence; so are its gradients, and norms:
+ * where the stream is a sum still to be reduced, its norm would else be cut by what is cheapest
+ * at that place (the batch, say), and the stream would follow. */
 static void want(const struct placing *at, tn_value v, const struct tn_value_info *info)
 {
     const struct tp *tp = at->tp;
@@ -113,10 +113,8 @@ static void want(const struct placing *at, tn_value v, const struct tn_value_inf
         tag = strcmp(forward.tag, "residual") == 0 ? forward.tag : "";
     }
     for (int32_t a = 0; a < at->tp->axes.n; a++)
-        if (strcmp(tag, "residual") == 0)
+        if (strcmp(tag, "residual") == 0 || strcmp(tag, "norm") == 0)
             tp->edit->want(at->program, v, at->axis[a], tp->sequence_parallel ? TN_SHARD(1) : TN_REPLICATE);
-        else if (strcmp(tag, "norm") == 0 && !tp->sequence_parallel)
-            tp->edit->want(at->program, v, at->axis[a], TN_REPLICATE);
         else if (strcmp(tag, "logits") == 0)
             tp->edit->want(at->program, v, at->axis[a], vocab_cut(at, a, info->rank - 1));
 }
