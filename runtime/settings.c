@@ -31,7 +31,8 @@ static const char *const lr_schedules[] = { "constant", "linear", "cosine", "wsd
 static const char *const computes[] = { "fp32", "bf16", NULL };
 
 static const struct tn_option job_table[] = {
-    INT("seed", "1", 0, 9007199254740991, "Seed of the initial parameters, of dropout and of the order of the data."),
+    INT("seed", "1", 0, 9007199254740991,
+        "Seed of the initial parameters, of dropout and of the order of the data."),
     INT("steps", "100", 1, MANY, "Optimizer steps of the whole run."),
     INT("ranks", "0", 0, 1 << 20, "Processes to start where neither -n nor a launcher says; 0: as many as the strategies' sizes make."),
     INT("eval_every", "0", 0, MANY, "Steps between two validation losses; 0: only the first and the last one."),

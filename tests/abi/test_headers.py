@@ -35,7 +35,8 @@ class Headers(unittest.TestCase):
                     source.write_text(f"#include <tenon/{header.name}>\n#include <tenon/{header.name}>\n"
                                       "typedef int not_empty;\n")
                     sources.append(str(source))
-                done = subprocess.run([compiler, *options, *STRICT, f"-I{ABI}", *sources], capture_output=True, text=True)
+                done = subprocess.run([compiler, *options, *STRICT, f"-I{ABI}", *sources],
+                                      capture_output=True, text=True)
                 self.assertEqual(done.returncode, 0, f"{compiler}:\n{done.stderr}")
         self.assertGreater(used, 0, "no compiler found")
 
