@@ -2,12 +2,14 @@
  *
  * A transposed operand is a matter of strides: oneDNN's block GEMM copies it in panels anyway, and measured within a
  * few percent of packing it beforehand (docs/decisions/cpu-gemm.md). Accumulation is the primitive's sum post-op, so
- * dw is read and written once. Scratch comes from the workspace; oneDNN allocates nothing of size while it runs. */
+ * dw is read and written once. Where oneDNN has no bf16 products (no AVX-512), bf16 operands are widened to f32 in
+ * scratch. Scratch comes from the workspace; all that oneDNN allocates while it runs are the few
+ * small blocks of its argument table. */
 #include <limits.h>
 
 #include <oneapi/dnnl/dnnl.h>
 
-#include "device.h"
+#include "check.h"
 
 /* c [m, n] (+)= a [m, k] b [k, n] (+ bias [n]); a_trans: a lies as [k, m], b_trans: b lies as [n, k]. */
 struct product {
@@ -17,15 +19,22 @@ struct product {
     int has_bias, accumulate;
 };
 
+/* How it is done: as it lies, or widened; and where things are in the scratch. */
+struct plan {
+    struct product product; /* that the primitive computes: f32 where widened */
+    int widened, narrow_c;  /* a and b are widened; so is c, and narrowed afterwards */
+    uint64_t b_at, c_at, primitive_at, bytes;
+};
+
 /* kernel->state */
 struct gemm {
     dnnl_primitive_t primitive;
     dnnl_memory_t a, b, bias, c, scratch;
     dnnl_exec_arg_t args[5];
     int n_args;
-    struct product product;
+    struct plan plan;
+    const void *a_data, *b_data;
     void *c_data;
-    uint64_t c_bytes;
 };
 
 /* --- what an op asks for --- */
@@ -185,9 +194,42 @@ static dnnl_primitive_desc_t describe(struct cpu *cpu, const struct product *p)
     return primitive;
 }
 
-static uint64_t scratch_bytes(const_dnnl_primitive_desc_t desc)
+static uint64_t aligned(uint64_t bytes)
 {
-    return dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0));
+    return (bytes + 63) / 64 * 64;
+}
+
+static int is_empty(const struct product *p)
+{
+    return p->m == 0 || p->n == 0 || p->k == 0;
+}
+
+static void widen_plan(struct plan *plan)
+{
+    struct product *p = &plan->product;
+    plan->widened = 1;
+    plan->narrow_c = p->c_dtype == TN_BF16;
+    p->dtype = p->c_dtype = TN_F32;
+    plan->b_at = aligned((uint64_t)(p->m * p->k) * 4);
+    plan->c_at = plan->b_at + aligned((uint64_t)(p->k * p->n) * 4);
+    plan->primitive_at = plan->c_at + (plan->narrow_c ? aligned((uint64_t)(p->m * p->n) * 4) : 0);
+}
+
+/* Fills *plan and gives oneDNN's descriptor, which the caller destroys; NULL if there is none, or nothing to do. */
+static dnnl_primitive_desc_t make_plan(struct cpu *cpu, const struct product *p, struct plan *plan)
+{
+    *plan = (struct plan){ .product = *p };
+    if (is_empty(p))
+        return NULL;
+    dnnl_primitive_desc_t desc = describe(cpu, p);
+    if (!desc && p->dtype == TN_BF16) {
+        widen_plan(plan);
+        desc = describe(cpu, &plan->product);
+    }
+    if (desc)
+        plan->bytes = plan->primitive_at +
+                      dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0));
+    return desc;
 }
 
 static void release(struct tn_kernel *kernel)
@@ -215,20 +257,23 @@ static int add_arg(struct gemm *g, int arg, dnnl_memory_t *memory, const dnnl_me
 
 static int prepare(struct gemm *g, struct tn_kernel *kernel, const_dnnl_primitive_desc_t desc)
 {
+    const struct plan *plan = &g->plan;
     dnnl_engine_t engine = kernel->cpu->engine;
     const dnnl_memory_desc_t *a = dnnl_primitive_desc_query_md(desc, dnnl_query_src_md, 0);
     const dnnl_memory_desc_t *b = dnnl_primitive_desc_query_md(desc, dnnl_query_weights_md, 0);
     const dnnl_memory_desc_t *bias = dnnl_primitive_desc_query_md(desc, dnnl_query_weights_md, 1);
     const dnnl_memory_desc_t *c = dnnl_primitive_desc_query_md(desc, dnnl_query_dst_md, 0);
     const dnnl_memory_desc_t *scratch = dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
-    /* dw = dy^T x with trans: the operands change places. */
-    int swapped = kernel->i[0];
+    char *memory = kernel->scratch;
+    void *a_data = plan->widened ? memory : (void *)(uintptr_t)g->a_data;
+    void *b_data = plan->widened ? memory + plan->b_at : (void *)(uintptr_t)g->b_data;
+    void *c_data = plan->narrow_c ? memory + plan->c_at : g->c_data;
     return dnnl_primitive_create(&g->primitive, desc) == dnnl_success &&
-           add_arg(g, DNNL_ARG_SRC, &g->a, a, engine, kernel->in[swapped ? 1 : 0].data) &&
-           add_arg(g, DNNL_ARG_WEIGHTS, &g->b, b, engine, kernel->in[swapped ? 0 : 1].data) &&
-           (!g->product.has_bias || add_arg(g, DNNL_ARG_BIAS, &g->bias, bias, engine, kernel->in[2].data)) &&
-           add_arg(g, DNNL_ARG_DST, &g->c, c, engine, kernel->out[0].data) &&
-           add_arg(g, DNNL_ARG_SCRATCHPAD, &g->scratch, scratch, engine, kernel->scratch);
+           add_arg(g, DNNL_ARG_SRC, &g->a, a, engine, a_data) &&
+           add_arg(g, DNNL_ARG_WEIGHTS, &g->b, b, engine, b_data) &&
+           (!plan->product.has_bias || add_arg(g, DNNL_ARG_BIAS, &g->bias, bias, engine, kernel->in[2].data)) &&
+           add_arg(g, DNNL_ARG_DST, &g->c, c, engine, c_data) &&
+           add_arg(g, DNNL_ARG_SCRATCHPAD, &g->scratch, scratch, engine, memory + plan->primitive_at);
 }
 
 /* --- the kernel --- */
@@ -244,74 +289,93 @@ static void run(struct tn_kernel *kernel)
                                kernel->name);
 }
 
+static void widen(const struct cpu *cpu, char *to, const void *from, int64_t n)
+{
+#pragma omp parallel for num_threads(cpu_team(cpu, n)) schedule(static)
+    for (int64_t at = 0; at < n; at += CPU_BLOCK)
+        cpu->vec->to_f32[CPU_VEC_BF16]((float *)(void *)to + at, (const uint16_t *)from + at, cpu_block(n, at));
+}
+
+static void narrow(const struct cpu *cpu, void *to, const char *from, int64_t n)
+{
+#pragma omp parallel for num_threads(cpu_team(cpu, n)) schedule(static)
+    for (int64_t at = 0; at < n; at += CPU_BLOCK)
+        cpu->vec->from_f32[CPU_VEC_BF16]((uint16_t *)to + at, (const float *)(const void *)from + at,
+                                         cpu_block(n, at));
+}
+
+static void run_widened(struct tn_kernel *kernel)
+{
+    const struct gemm *g = kernel->state;
+    const struct plan *plan = &g->plan;
+    const struct product *p = &plan->product;
+    char *scratch = kernel->scratch;
+    widen(kernel->cpu, scratch, g->a_data, p->m * p->k);
+    widen(kernel->cpu, scratch + plan->b_at, g->b_data, p->k * p->n);
+    if (plan->narrow_c && p->accumulate)
+        widen(kernel->cpu, scratch + plan->c_at, g->c_data, p->m * p->n);
+    run(kernel);
+    if (plan->narrow_c)
+        narrow(kernel->cpu, g->c_data, scratch + plan->c_at, p->m * p->n);
+}
+
 /* A product over nothing: zero, or what was there. */
 static void run_empty(struct tn_kernel *kernel)
 {
     struct gemm *g = kernel->state;
-    if (!g->product.accumulate && g->c_bytes)
-        memset(g->c_data, 0, g->c_bytes);
+    const struct product *p = &g->plan.product;
+    size_t bytes = (size_t)(p->m * p->n) * (p->c_dtype == TN_BF16 ? 2 : 4);
+    if (!p->accumulate && bytes)
+        memset(g->c_data, 0, bytes);
 }
 
-static int is_empty(const struct product *p)
-{
-    return p->m == 0 || p->n == 0 || p->k == 0;
-}
-
-static tn_status bind_gemm(struct cpu *cpu, const struct tn_op_desc *op, struct tn_kernel *kernel,
-                           const struct product *p)
+static tn_status bind_gemm(struct cpu *cpu, struct tn_kernel *kernel, const struct plan *plan, int swapped,
+                           const_dnnl_primitive_desc_t desc)
 {
     struct gemm *g = cpu->host->alloc(cpu->host, sizeof *g);
     if (!g)
-        return cpu->host->fail(cpu->host, TN_NO_MEMORY, "no memory for a kernel of %s", op->name);
+        return cpu->host->fail(cpu->host, TN_NO_MEMORY, "no memory for a kernel of %s", kernel->name);
     memset(g, 0, sizeof *g);
-    g->product = *p;
+    g->plan = *plan;
+    g->a_data = kernel->in[swapped ? 1 : 0].data;
+    g->b_data = kernel->in[swapped ? 0 : 1].data;
+    g->c_data = kernel->out[0].data;
     kernel->state = g;
     kernel->release = release;
-    if (is_empty(p)) {
-        g->c_data = kernel->out[0].data;
-        g->c_bytes = (uint64_t)(p->m * p->n) * (p->c_dtype == TN_BF16 ? 2 : 4);
-        kernel->run = run_empty;
-        return TN_OK;
-    }
-    dnnl_primitive_desc_t desc = describe(cpu, p);
-    int ok = desc && prepare(g, kernel, desc);
-    dnnl_primitive_desc_destroy(desc);
-    if (!ok)
-        return refuse(cpu, op, "oneDNN has no matmul for these dtypes and shapes");
-    kernel->run = run;
+    kernel->run = !desc ? run_empty : plan->widened ? run_widened : run;
+    if (desc && !prepare(g, kernel, desc))
+        return cpu->host->fail(cpu->host, TN_ERROR, "cpu: %s: oneDNN cannot make the product", kernel->name);
     return TN_OK;
 }
 
 static tn_status bind(struct cpu *cpu, const struct tn_op_desc *op, struct tn_kernel *kernel)
 {
     struct product p;
+    struct plan plan;
     tn_status status = read_product(cpu, op, &p);
     if (status != TN_OK)
         return status;
     if (p.k == 0 && p.has_bias)
         return refuse(cpu, op, "a product over no elements with a bias");
-    kernel->i[0] = op->opcode == TN_OP_LINEAR_DW && cpu_attr_i(op, "trans", 0) != 0;
-    if (kernel->out[0].data == NULL) { /* supports: a descriptor tells, no code is made */
-        dnnl_primitive_desc_t desc = is_empty(&p) ? NULL : describe(cpu, &p);
-        if (!desc && !is_empty(&p))
-            return refuse(cpu, op, "oneDNN has no matmul for these dtypes and shapes");
-        dnnl_primitive_desc_destroy(desc);
-        return TN_OK;
-    }
-    return bind_gemm(cpu, op, kernel, &p);
+    dnnl_primitive_desc_t desc = make_plan(cpu, &p, &plan);
+    /* dw = dy^T x with trans: the operands change places. */
+    int swapped = op->opcode == TN_OP_LINEAR_DW && cpu_attr_i(op, "trans", 0) != 0;
+    if (!desc && !is_empty(&p))
+        status = refuse(cpu, op, "oneDNN has no matmul for these dtypes and shapes");
+    else if (kernel->out[0].data || is_empty(&p)) /* not only asked: in `supports` no code is made */
+        status = bind_gemm(cpu, kernel, &plan, swapped, desc);
+    dnnl_primitive_desc_destroy(desc);
+    return status;
 }
 
 static uint64_t workspace(struct cpu *cpu, const struct tn_op_desc *op)
 {
     struct product p;
-    if (read_product(cpu, op, &p) != TN_OK || is_empty(&p))
+    struct plan plan;
+    if (read_product(cpu, op, &p) != TN_OK)
         return 0;
-    dnnl_primitive_desc_t desc = describe(cpu, &p);
-    if (!desc)
-        return 0;
-    uint64_t bytes = scratch_bytes(desc);
-    dnnl_primitive_desc_destroy(desc);
-    return bytes;
+    dnnl_primitive_desc_destroy(make_plan(cpu, &p, &plan));
+    return plan.bytes;
 }
 
 const struct cpu_row cpu_linear_rows[] = {

@@ -244,6 +244,66 @@ static void memory_is_aligned(void **state)
     harness_close(&h);
 }
 
+/* --- launches do not allocate: malloc of the whole process, libraries included, is counted --- */
+
+static int64_t mallocs = -1; /* -1: not counted in this build */
+
+#if defined(__has_feature)
+#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
+#if defined(__GLIBC__) && !SANITIZED
+extern void *__libc_malloc(size_t bytes);
+
+void *malloc(size_t bytes)
+{
+    __atomic_add_fetch(&mallocs, 1, __ATOMIC_RELAXED);
+    return __libc_malloc(bytes);
+}
+#endif
+
+static int64_t mallocs_of(struct harness *h, struct tn_kernel *kernel, int launches)
+{
+    int64_t before = __atomic_load_n(&mallocs, __ATOMIC_RELAXED);
+    for (int n = 0; n < launches; n++)
+        assert_int_equal(h->device->launch(h->self, kernel, NULL), TN_OK);
+    return __atomic_load_n(&mallocs, __ATOMIC_RELAXED) - before;
+}
+
+/* oneDNN makes its table of arguments anew in each call: a few small blocks, whatever the size of the product. */
+enum { MOST_OF_ONEDNN = 10 };
+
+static void launch_does_not_allocate(void **state)
+{
+    struct harness h;
+    if (mallocs < 0)
+        skip();
+    harness_open(&h, 2, 0);
+    struct tn_tensor *x = harness_tensor(&h, TN_F32, 3, 1, 70, 64), *lse = harness_tensor(&h, TN_F32, 3, 1, 70, 4);
+    struct tn_tensor *o = harness_like(&h, TN_F32, x), *w = harness_tensor(&h, TN_F32, 2, 64, 64);
+    struct tn_tensor *dx = harness_like(&h, TN_F32, x);
+    const struct tn_attr attrs[] = { TN_ATTR_I("head_dim", 16), TN_ATTR_I("causal", 1), TN_ATTR_I("trans", 0) };
+    struct tn_kernel *forward, *backward, *linear;
+    assert_int_equal(harness_bind(&h, TN_OP_ATTENTION, HARNESS_T(x, x, x), 3, HARNESS_T(o, lse), 2, attrs, 3,
+                                  &forward), TN_OK);
+    assert_int_equal(harness_bind(&h, TN_OP_ATTENTION_DX, HARNESS_T(o, x, x, x, o, lse), 6, HARNESS_T(dx, dx, dx), 3,
+                                  attrs, 3, &backward), TN_OK);
+    assert_int_equal(harness_bind(&h, TN_OP_LINEAR, HARNESS_T(x, w), 2, HARNESS_T(o), 1, attrs, 3, &linear), TN_OK);
+    (void)mallocs_of(&h, forward, 1); /* OpenMP starts its threads */
+    (void)mallocs_of(&h, linear, 1);
+    assert_int_equal(mallocs_of(&h, forward, 10), 0);
+    assert_int_equal(mallocs_of(&h, backward, 10), 0);
+    assert_in_range(mallocs_of(&h, linear, 10), 0, 10 * MOST_OF_ONEDNN);
+    h.device->kernel_destroy(h.self, forward);
+    h.device->kernel_destroy(h.self, backward);
+    h.device->kernel_destroy(h.self, linear);
+    harness_close(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,6 +318,7 @@ int main(void)
         cmocka_unit_test(two_instances_compute_side_by_side),
         cmocka_unit_test(probe_tells_peaks),
         cmocka_unit_test(memory_is_aligned),
+        cmocka_unit_test(launch_does_not_allocate),
     };
     return cmocka_run_group_tests_name("cpu_linear", tests, NULL, NULL);
 }
