@@ -1,10 +1,9 @@
 /* Elementwise ops on the cpu device: bias, gelu, swiglu, rope, sums, casts and dropout, forward and backward.
  *
- * Threads share blocks of elements, or rows where an op needs to know its column. Sums over rows (bias_dw,
- * bias_gelu_dx) share columns instead, so that they do not depend on the number of threads. */
+ * Threads share blocks of elements, or rows where an op needs to know its column. */
 #include <math.h>
 
-#include "check.h"
+#include "columns.h"
 #include "philox.h"
 
 /* kernel->i of this family */
@@ -119,19 +118,19 @@ static tn_status bind_bias(struct cpu *cpu, const struct tn_op_desc *op, struct 
     return bind_alike(cpu, op, k, 1);
 }
 
-/* --- columns: bias_dw(dy acc?) -> db, bias_gelu_dx(dy x b acc?) -> dx db --- */
+/* --- sums over rows: bias_dw(dy acc?) -> db, bias_gelu_dx(dy x b acc?) -> dx db --- */
 
 static void run_bias_dw(struct tn_kernel *k)
 {
-    int64_t cols = k->i[ACT_COLS], run = cpu_column_run(k->cpu, k->i[ACT_ROWS], cols);
-#pragma omp parallel for num_threads(cpu_team(k->cpu, elements(k))) schedule(static)
-    for (int64_t at = 0; at < cols; at += run) {
-        struct cpu_vec_columns columns = {
-            .dy = cpu_at(&k->in[0], at), .rows = k->i[ACT_ROWS], .stride = cols,
-            .db = (float *)k->out[0].data + at, .add = cpu_optional(k, 1) != NULL,
-        };
-        k->cpu->vec->bias_dw[k->i[ACT_DTYPE]](&columns, cols - at < run ? cols - at : run);
-    }
+    struct cpu_vec_columns all = { .dy = k->in[0].data, .rows = k->i[ACT_ROWS], .db = k->out[0].data };
+    cpu_sum_columns(k, &all, k->i[ACT_COLS], k->in[0].dtype, cpu_optional(k, 1) != NULL,
+                    k->cpu->vec->bias_dw[k->i[ACT_DTYPE]]);
+}
+
+/* Of both: the first input is dy. */
+static uint64_t workspace_bias(struct cpu *cpu, const struct tn_op_desc *op)
+{
+    return cpu_columns_workspace(cpu_rows(op->in[0]), cpu_cols(op->in[0]), 1);
 }
 
 static tn_status bind_bias_dw(struct cpu *cpu, const struct tn_op_desc *op, struct tn_kernel *k)
@@ -150,16 +149,12 @@ static tn_status bind_bias_dw(struct cpu *cpu, const struct tn_op_desc *op, stru
 
 static void run_bias_gelu_dx(struct tn_kernel *k)
 {
-    int64_t cols = k->i[ACT_COLS], run = cpu_column_run(k->cpu, k->i[ACT_ROWS], cols);
-#pragma omp parallel for num_threads(cpu_team(k->cpu, elements(k))) schedule(static)
-    for (int64_t at = 0; at < cols; at += run) {
-        struct cpu_vec_columns columns = {
-            .dy = cpu_at(&k->in[0], at), .x = cpu_at(&k->in[1], at), .rows = k->i[ACT_ROWS], .stride = cols,
-            .db = (float *)k->out[1].data + at, .add = cpu_optional(k, 3) != NULL,
-        };
-        k->cpu->vec->bias_gelu_dx[k->i[ACT_TANH]][k->i[ACT_DTYPE]](
-            cpu_at(&k->out[0], at), (const float *)k->in[2].data + at, &columns, cols - at < run ? cols - at : run);
-    }
+    struct cpu_vec_columns all = {
+        .dy = k->in[0].data, .x = k->in[1].data, .dx = k->out[0].data, .b = k->in[2].data,
+        .rows = k->i[ACT_ROWS], .db = k->out[1].data,
+    };
+    cpu_sum_columns(k, &all, k->i[ACT_COLS], k->in[0].dtype, cpu_optional(k, 3) != NULL,
+                    k->cpu->vec->bias_gelu_dx[k->i[ACT_TANH]][k->i[ACT_DTYPE]]);
 }
 
 static tn_status bind_bias_gelu_dx(struct cpu *cpu, const struct tn_op_desc *op, struct tn_kernel *k)
@@ -376,8 +371,8 @@ const struct cpu_row cpu_activation_rows[] = {
     { TN_OP_SWIGLU_DX, bind_blocks, NULL },
     { TN_OP_BIAS_ADD, bind_bias, NULL },
     { TN_OP_BIAS_GELU, bind_bias, NULL },
-    { TN_OP_BIAS_DW, bind_bias_dw, NULL },
-    { TN_OP_BIAS_GELU_DX, bind_bias_gelu_dx, NULL },
+    { TN_OP_BIAS_DW, bind_bias_dw, workspace_bias },
+    { TN_OP_BIAS_GELU_DX, bind_bias_gelu_dx, workspace_bias },
     { TN_OP_ROPE, bind_rope, NULL },
     { TN_OP_ADD_N, bind_add_n, NULL },
     { TN_OP_CAST, bind_cast, NULL },

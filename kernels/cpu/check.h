@@ -77,12 +77,4 @@ static inline int64_t cpu_block(int64_t n, int64_t at)
     return n - at < CPU_BLOCK ? n - at : CPU_BLOCK;
 }
 
-/* Columns that a thread sums at a time, so that all threads have some. */
-static inline int64_t cpu_column_run(const struct cpu *cpu, int64_t rows, int64_t columns)
-{
-    int team = cpu_team(cpu, rows * columns);
-    int64_t share = (columns + team - 1) / team, run = (share + 63) / 64 * 64;
-    return run < CPU_VEC_COLUMNS ? run : CPU_VEC_COLUMNS;
-}
-
 #endif

@@ -1,22 +1,19 @@
 /* Norms on the cpu device: layernorm and rmsnorm, with the residual add before them, and their gradients.
  *
- * Rows are independent forward and for dx: threads share rows. For dw threads share columns, so that each column is
- * summed over all rows by one thread and the result does not depend on their number. rmsnorm with `group` is rmsnorm
- * over shorter and more rows; only its dw, one w for all groups of a row, needs a second sum. */
-#include "check.h"
+ * Rows are independent: threads share them. rmsnorm with `group` is rmsnorm over shorter and more rows. */
+#include "columns.h"
 
 /* kernel->i of this family */
-enum { NORM_COLS, NORM_ROWS, NORM_DTYPE, NORM_GROUPS };
+enum { NORM_COLS, NORM_ROWS, NORM_DTYPE };
 /* kernel->f */
 enum { NORM_EPS };
 
 static void set_sizes(struct tn_kernel *kernel, const struct tn_tensor *x, int64_t group)
 {
-    int64_t n = cpu_elements(x), last = cpu_cols(x), cols = group ? group : last;
+    int64_t n = cpu_elements(x), cols = group ? group : cpu_cols(x);
     kernel->i[NORM_COLS] = cols;
     kernel->i[NORM_ROWS] = cols ? n / cols : 0;
     kernel->i[NORM_DTYPE] = cpu_vec_dtype(x->dtype);
-    kernel->i[NORM_GROUPS] = cols ? last / cols : 1;
 }
 
 static bool group_fits(const struct tn_tensor *x, int64_t group)
@@ -174,18 +171,17 @@ static tn_status bind_dx(struct cpu *cpu, const struct tn_op_desc *op, struct tn
 
 static void run_layernorm_dw(struct tn_kernel *k)
 {
-    int64_t cols = k->i[NORM_COLS], rows = k->i[NORM_ROWS], run = cpu_column_run(k->cpu, rows, cols);
-    void (*dw)(const struct cpu_vec_columns *, int64_t) = k->cpu->vec->layernorm_dw[k->i[NORM_DTYPE]];
-#pragma omp parallel for num_threads(cpu_team(k->cpu, rows * cols)) schedule(static)
-    for (int64_t at = 0; at < cols; at += run) {
-        struct cpu_vec_columns columns = {
-            .dy = cpu_at(&k->in[0], at), .x = cpu_at(&k->in[1], at), .mean = k->in[2].data, .rstd = k->in[3].data,
-            .rows = rows, .stride = cols, .stat_stride = 1,
-            .dw = (float *)k->out[0].data + at, .db = (float *)k->out[1].data + at,
-            .add = cpu_optional(k, 4) != NULL,
-        };
-        dw(&columns, cols - at < run ? cols - at : run);
-    }
+    struct cpu_vec_columns all = {
+        .dy = k->in[0].data, .x = k->in[1].data, .mean = k->in[2].data, .rstd = k->in[3].data,
+        .rows = k->i[NORM_ROWS], .dw = k->out[0].data, .db = k->out[1].data,
+    };
+    cpu_sum_columns(k, &all, k->i[NORM_COLS], k->in[1].dtype, cpu_optional(k, 4) != NULL,
+                    k->cpu->vec->layernorm_dw[k->i[NORM_DTYPE]]);
+}
+
+static uint64_t workspace_layernorm_dw(struct cpu *cpu, const struct tn_op_desc *op)
+{
+    return cpu_columns_workspace(cpu_rows(op->in[1]), cpu_cols(op->in[1]), 2);
 }
 
 static tn_status bind_layernorm_dw(struct cpu *cpu, const struct tn_op_desc *op, struct tn_kernel *k)
@@ -204,41 +200,14 @@ static tn_status bind_layernorm_dw(struct cpu *cpu, const struct tn_op_desc *op,
     return TN_OK;
 }
 
-/* The columns of one group, over all rows of x: `run` at most at a time. */
-static void group_dw(struct tn_kernel *k, int64_t group, int64_t from, int64_t to, float *dw, int add)
-{
-    int64_t cols = k->i[NORM_COLS], groups = k->i[NORM_GROUPS], at = group * cols + from;
-    struct cpu_vec_columns columns = {
-        .dy = cpu_at(&k->in[0], at), .x = cpu_at(&k->in[1], at), .rstd = (const float *)k->in[2].data + group,
-        .rows = groups ? k->i[NORM_ROWS] / groups : 0, .stride = groups * cols, .stat_stride = groups,
-        .dw = dw + from, .add = add,
-    };
-    k->cpu->vec->rmsnorm_dw[k->i[NORM_DTYPE]](&columns, to - from);
-}
-
 static void run_rmsnorm_dw(struct tn_kernel *k)
 {
-    int64_t cols = k->i[NORM_COLS], run = cpu_column_run(k->cpu, k->i[NORM_ROWS], cols);
-    int add = cpu_optional(k, 3) != NULL;
-#pragma omp parallel for num_threads(cpu_team(k->cpu, elements(k))) schedule(static)
-    for (int64_t at = 0; at < cols; at += run)
-        group_dw(k, 0, at, cols - at < run ? cols : at + run, k->out[0].data, add);
-}
-
-/* Each group's sums in scratch, one thread a group; then the groups in order. */
-static void run_rmsnorm_dw_groups(struct tn_kernel *k)
-{
-    int64_t cols = k->i[NORM_COLS], groups = k->i[NORM_GROUPS];
-    float *sums = k->scratch, *dw = k->out[0].data;
-#pragma omp parallel for num_threads(cpu_team(k->cpu, elements(k))) schedule(static)
-    for (int64_t group = 0; group < groups; group++) {
-        for (int64_t at = 0; at < cols; at += CPU_VEC_COLUMNS)
-            group_dw(k, group, at, cols - at < CPU_VEC_COLUMNS ? cols : at + CPU_VEC_COLUMNS, sums + group * cols, 0);
-    }
-    if (!cpu_optional(k, 3))
-        memset(dw, 0, (size_t)cols * sizeof *dw);
-    for (int64_t group = 0; group < groups; group++)
-        k->cpu->vec->accumulate[CPU_VEC_F32](dw, dw, sums + group * cols, cols);
+    struct cpu_vec_columns all = {
+        .dy = k->in[0].data, .x = k->in[1].data, .rstd = k->in[2].data,
+        .rows = k->i[NORM_ROWS], .dw = k->out[0].data,
+    };
+    cpu_sum_columns(k, &all, k->i[NORM_COLS], k->in[1].dtype, cpu_optional(k, 3) != NULL,
+                    k->cpu->vec->rmsnorm_dw[k->i[NORM_DTYPE]]);
 }
 
 static tn_status bind_rmsnorm_dw(struct cpu *cpu, const struct tn_op_desc *op, struct tn_kernel *k)
@@ -252,13 +221,14 @@ static tn_status bind_rmsnorm_dw(struct cpu *cpu, const struct tn_op_desc *op, s
     CPU_REQUIRE(cpu_is(&k->in[2], TN_F32, k->i[NORM_ROWS]), "f32 statistics, one a row");
     CPU_REQUIRE(cpu_is(&k->out[0], TN_F32, k->i[NORM_COLS]), "f32 gradients, one a column");
     CPU_REQUIRE(!acc || acc->data == k->out[0].data, "an accumulator in place");
-    k->run = k->i[NORM_GROUPS] == 1 ? run_rmsnorm_dw : run_rmsnorm_dw_groups;
+    k->run = run_rmsnorm_dw;
     return TN_OK;
 }
 
 static uint64_t workspace_rmsnorm_dw(struct cpu *cpu, const struct tn_op_desc *op)
 {
-    return (uint64_t)cpu_cols(op->in[1]) * sizeof(float);
+    int64_t group = cpu_attr_i(op, "group", 0), cols = group > 0 ? group : cpu_cols(op->in[1]);
+    return cpu_columns_workspace(cols ? cpu_elements(op->in[1]) / cols : 0, cols, 1);
 }
 
 const struct cpu_row cpu_norm_rows[] = {
@@ -268,7 +238,7 @@ const struct cpu_row cpu_norm_rows[] = {
     { TN_OP_ADD_RMSNORM, bind_rmsnorm, NULL },
     { TN_OP_LAYERNORM_DX, bind_dx, NULL },
     { TN_OP_RMSNORM_DX, bind_dx, NULL },
-    { TN_OP_LAYERNORM_DW, bind_layernorm_dw, NULL },
+    { TN_OP_LAYERNORM_DW, bind_layernorm_dw, workspace_layernorm_dw },
     { TN_OP_RMSNORM_DW, bind_rmsnorm_dw, workspace_rmsnorm_dw },
     { TN_OP_NONE, NULL, NULL },
 };

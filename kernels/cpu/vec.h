@@ -13,7 +13,6 @@
 #include <tenon/value.h>
 
 enum { CPU_VEC_F32 = 0, CPU_VEC_BF16 = 1 };
-enum { CPU_VEC_COLUMNS = 512 }; /* most columns in one call of a function that sums over rows */
 enum { CPU_VEC_HEAD = 1024 };   /* largest head_dim of rope */
 
 /* What a norm's row reads and writes; `a` and `b` are added first where b is not NULL, and their sum is stored in r. */
@@ -32,13 +31,14 @@ struct cpu_vec_norm_dx {
     float mean, rstd;
 };
 
-/* Sums over rows: element (r, n) of dy and x is at r * stride + n; statistics of row r at r * stat_stride. */
+/* Sums over dense rows of dy, and of x and dx where the op has them: dw and db grow by them. */
 struct cpu_vec_columns {
     const void *dy, *x;
-    const float *mean, *rstd;
-    int64_t rows, stride, stat_stride;
-    float *dw, *db;         /* += or =, by `add` */
-    int add;
+    void *dx;
+    const float *b;            /* bias_gelu_dx */
+    const float *mean, *rstd;  /* one a row */
+    int64_t rows;
+    float *dw, *db;
 };
 
 struct cpu_vec_adamw {
@@ -82,11 +82,11 @@ struct cpu_vec {
     void (*layernorm_dx[2])(const struct cpu_vec_norm_dx *row, int64_t n);
     void (*rmsnorm_dx[2])(const struct cpu_vec_norm_dx *row, int64_t n);
 
-    /* sums over rows, of at most CPU_VEC_COLUMNS columns */
+    /* sums over rows of n columns */
     void (*bias_dw[2])(const struct cpu_vec_columns *c, int64_t n);                /* db */
     void (*layernorm_dw[2])(const struct cpu_vec_columns *c, int64_t n);           /* dw, db */
     void (*rmsnorm_dw[2])(const struct cpu_vec_columns *c, int64_t n);             /* dw */
-    void (*bias_gelu_dx[2][2])(void *dx, const float *b, const struct cpu_vec_columns *c, int64_t n); /* db */
+    void (*bias_gelu_dx[2][2])(const struct cpu_vec_columns *c, int64_t n);        /* dx, db; [tanh][dtype] */
 
     /* rows of logits */
     float (*max[2])(const void *x, int64_t n);

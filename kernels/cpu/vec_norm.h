@@ -1,15 +1,12 @@
-/* Vec, norms: one row forward or backward, and sums over rows of one run of columns; included by vec_level.c only.
+/* Vec, norms: one row forward or backward, and sums over rows; included by vec_level.c only.
  *
- * A row stays in the first cache between its passes, so memory is read once. Sums over rows are folded every FOLD rows:
- * their error then grows with the square root of the number of folds, and no order depends on how columns are cut. */
+ * A row stays in the first cache between its passes, so memory is read once. */
 #ifndef TENON_CPU_VEC_NORM_H
 #define TENON_CPU_VEC_NORM_H
 
 #include <math.h>
 
 #include "vec_pointwise.h"
-
-enum { FOLD = 32 };
 
 /* --- forward --- */
 
@@ -114,53 +111,25 @@ INLINE void rmsnorm_dx(const struct cpu_vec_norm_dx *row, int64_t n, int bf16)
 }
 BOTH(rmsnorm_dx, (const struct cpu_vec_norm_dx *row, int64_t n), row, n)
 
-/* --- sums over rows --- */
+/* --- sums over rows: memory is read in its order, dw and db stay in the first caches --- */
 
-/* total += run; run = 0 */
-INLINE void fold(float *total, float *run, int64_t n)
-{
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) {
-        total[i] += run[i];
-        run[i] = 0.0f;
-    }
-}
-
-INLINE void columns_store(float *to, const float *total, int64_t n, int add_to)
-{
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++)
-        to[i] = add_to ? to[i] + total[i] : total[i];
-}
-
-/* db = sum of dy; dw = sum of dy (x - mean) rstd. Either may be left out, by constants. */
+/* db += dy; dw += dy (x - mean) rstd. Either may be left out, by constants. */
 INLINE void norm_dw(const struct cpu_vec_columns *c, int64_t n, int with_w, int with_b, int centred, int bf16)
 {
-    float w[CPU_VEC_COLUMNS] = { 0 }, b[CPU_VEC_COLUMNS] = { 0 };
-    float w_run[CPU_VEC_COLUMNS] = { 0 }, b_run[CPU_VEC_COLUMNS] = { 0 };
-    for (int64_t r = 0; r < c->rows; r++) {
-        int64_t at = r * c->stride;
-        float mean = centred ? c->mean[r * c->stat_stride] : 0.0f;
-        float rstd = with_w ? c->rstd[r * c->stat_stride] : 0.0f;
+    float *dw = c->dw, *db = c->db;
+    const void *dy = c->dy, *x = c->x;
+    for (int64_t row = 0; row < c->rows; row++) {
+        int64_t at = row * n;
+        float mean = centred ? c->mean[row] : 0.0f, rstd = with_w ? c->rstd[row] : 0.0f;
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) {
-            float dy = load(c->dy, at + i, bf16);
+            float d = load(dy, at + i, bf16);
             if (with_w)
-                w_run[i] += dy * ((load(c->x, at + i, bf16) - mean) * rstd);
+                dw[i] += d * ((load(x, at + i, bf16) - mean) * rstd);
             if (with_b)
-                b_run[i] += dy;
-        }
-        if (r % FOLD == FOLD - 1 || r == c->rows - 1) {
-            if (with_w)
-                fold(w, w_run, n);
-            if (with_b)
-                fold(b, b_run, n);
+                db[i] += d;
         }
     }
-    if (with_w)
-        columns_store(c->dw, w, n, c->add);
-    if (with_b)
-        columns_store(c->db, b, n, c->add);
 }
 
 INLINE void bias_dw(const struct cpu_vec_columns *c, int64_t n, int bf16)
@@ -182,22 +151,22 @@ INLINE void rmsnorm_dw(const struct cpu_vec_columns *c, int64_t n, int bf16)
 BOTH(rmsnorm_dw, (const struct cpu_vec_columns *c, int64_t n), c, n)
 
 /* dx = dy gelu'(x + b), and db its sum before it is rounded. */
-INLINE void bias_gelu_dx(void *dx, const float *b, const struct cpu_vec_columns *c, int64_t n, int tanh, int bf16)
+INLINE void bias_gelu_dx(const struct cpu_vec_columns *c, int64_t n, int tanh, int bf16)
 {
-    float total[CPU_VEC_COLUMNS] = { 0 }, run[CPU_VEC_COLUMNS] = { 0 };
-    for (int64_t r = 0; r < c->rows; r++) {
-        int64_t at = r * c->stride;
+    float *db = c->db;
+    const float *b = c->b;
+    const void *dy = c->dy, *x = c->x;
+    void *dx = c->dx;
+    for (int64_t row = 0; row < c->rows; row++) {
+        int64_t at = row * n;
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) {
-            float d = load(c->dy, at + i, bf16) * gelu_slope(load(c->x, at + i, bf16) + b[i], tanh);
+            float d = load(dy, at + i, bf16) * gelu_slope(load(x, at + i, bf16) + b[i], tanh);
             store(dx, at + i, d, bf16);
-            run[i] += d;
+            db[i] += d;
         }
-        if (r % FOLD == FOLD - 1 || r == c->rows - 1)
-            fold(total, run, n);
     }
-    columns_store(c->db, total, n, c->add);
 }
-BOTH_FORMS(bias_gelu_dx, (void *dx, const float *b, const struct cpu_vec_columns *c, int64_t n), dx, b, c, n)
+BOTH_FORMS(bias_gelu_dx, (const struct cpu_vec_columns *c, int64_t n), c, n)
 
 #endif
