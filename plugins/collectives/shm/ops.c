@@ -575,8 +575,7 @@ static tn_status start(struct tn_comm *c, struct tn_request make, struct tn_requ
         return shm_error(c, TN_NO_MEMORY, -1, &make, "shm: no memory for a request");
     *r = make;
     r->status = TN_PENDING;
-    uint64_t widest = (uint64_t)(in_pieces(r) > out_pieces(r) ? in_pieces(r) : 1);
-    r->is_small = r->count * r->esize * widest <= INLINE_BYTES;
+    r->is_small = r->count * r->esize * (uint64_t)in_pieces(r) <= INLINE_BYTES;
     *out = r;
     if (c->n == 1) {
         finish_alone(r);

@@ -1,0 +1,63 @@
+/* Runs a test of a collective backend as n ranks and says where it failed.
+ *
+ * Ranks are forked processes, or threads of one process with an instance each (so that the
+ * thread sanitizer sees them). A test is a function that every rank runs; `check` ends the rank
+ * with a line. The backend is used through its table alone. */
+#ifndef TENON_CONFORMANCE_HARNESS_H
+#define TENON_CONFORMANCE_HARNESS_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "loopback.h"
+#include "plainhost.h"
+
+#define SECONDS(s) ((uint64_t)((s) * 1e9))
+
+enum { MAX_RANKS = 8 };
+
+struct rank {
+    const struct tn_plugin *plugin;
+    const struct tn_collective *t;
+    struct tn_collective_caps caps;
+    struct plainhost host;
+    struct tn_bootstrap bootstrap;
+    struct loopback *lb;
+    const char *test;
+    void *self;
+    struct tn_comm *world;
+    int32_t rank, n;
+};
+
+typedef void test_fn(struct rank *r);
+
+struct world {
+    const struct tn_plugin *plugin;
+    const char *overrides;
+    int use_threads;
+    int expect_killed; /* this rank is meant to be killed; -1: none */
+    double limit_s;
+};
+
+/* Creates, inits and makes r->world, runs fn, destroys, on n ranks. Returns the failed ranks. */
+int world_run(const struct world *w, const char *test, int32_t n, test_fn *fn);
+
+/* Ends this rank unless `ok`. */
+void check_that(struct rank *r, int ok, const char *file, int line, const char *fmt, ...) TN_PRINTF(5, 6);
+#define CHECK(r, cond) check_that(r, cond, __FILE__, __LINE__, "%s", #cond)
+#define CHECK_STATUS(r, st, want)                                                                           \
+    do {                                                                                                    \
+        tn_status got_status = (st);                                                                        \
+        check_that(r, got_status == (want), __FILE__, __LINE__, "%s gives %d, not %d: %s", #st, got_status, want, \
+                   (r)->host.message);                                                                      \
+    } while (0)
+
+/* Waits a while, for OK. */
+void finish(struct rank *r, struct tn_request *q);
+void barrier(struct rank *r);
+/* Meeting through the loopback's words instead of the backend. */
+void meet(struct rank *r);
+_Atomic uint64_t *shared_word(struct rank *r, uint32_t index);
+
+#endif

@@ -1,0 +1,112 @@
+/* The conformance suite for collective backends: conformance [options] BACKEND.so
+ *
+ *   --threads     ranks are threads of one process
+ *   --ranks N     only with so many (default: 1 to 8)
+ *   --test NAME   only that one
+ *   --set "key=value ..."  options of the backend
+ *
+ * Prints a line for each test and, at the end, what failed. After each world it looks whether
+ * the backend left a shared-memory file, a socket or (with threads) a descriptor. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "life.h"
+#include "tests.h"
+
+enum { PROCESSES_ONLY = 1, FEW_SIZES = 2 }; /* FEW_SIZES: with 2, 4 and 8 ranks */
+
+static const struct test {
+    const char *name;
+    test_fn *fn;
+    int flags, killed;
+} tests[] = {
+    { "matrix", test_matrix, 0, -1 },
+    { "large", test_large, 0, -1 },
+    { "rounding", test_rounding, 0, -1 },
+    { "send_recv", test_send_recv, 0, -1 },
+    { "arguments", test_arguments, 0, -1 },
+    { "outstanding", test_outstanding, 0, -1 },
+    { "grid", test_grid, 0, -1 },
+    { "across_groups", test_across_groups, 0, -1 },
+    { "ring_full", test_ring_full, 0, -1 },
+    { "memory", test_memory, FEW_SIZES, -1 },
+    { "timeout", test_timeout, 0, -1 },
+    { "abort", test_abort, FEW_SIZES, -1 },
+    { "conflict", test_conflict, FEW_SIZES, -1 },
+    { "message_conflict", test_message_conflict, FEW_SIZES, -1 },
+    { "killed", test_killed, PROCESSES_ONLY | FEW_SIZES, 1 },
+    { "killed_while_busy", test_killed_while_busy, PROCESSES_ONLY | FEW_SIZES, 1 },
+    { "group_timeout", test_group_timeout, FEW_SIZES, -1 },
+    { "groups_without_leak", test_groups_without_leak, FEW_SIZES, -1 },
+};
+
+static double clock_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int run_one(struct world *w, const struct test *t, int32_t n)
+{
+    int fds = count_entries("/proc/self/fd"), files = count_entries("/dev/shm");
+    int sockets = count_lines("/proc/net/unix", "@tenon");
+    w->expect_killed = t->killed;
+    double start = clock_s();
+    int failed = world_run(w, t->name, n, t->fn);
+    if (!failed && count_entries("/proc/self/fd") > fds)
+        failed = fprintf(stderr, "%s: a descriptor is left open\n", t->name) > 0;
+    if (count_entries("/dev/shm") > files)
+        failed = fprintf(stderr, "%s: a file is left in /dev/shm\n", t->name) > 0;
+    if (count_lines("/proc/net/unix", "@tenon") > sockets)
+        failed = fprintf(stderr, "%s: a socket is left\n", t->name) > 0;
+    printf("%-20s %d ranks  %6.2f s  %s\n", t->name, (int)n, clock_s() - start, failed ? "FAILED" : "ok");
+    fflush(stdout);
+    return failed != 0;
+}
+
+static int usage(const char *name)
+{
+    fprintf(stderr, "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] BACKEND.so\n", name);
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    struct world w = { .limit_s = 50 };
+    const char *only = NULL, *path = NULL;
+    int ranks = 0, failed = 0, ran = 0;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--threads") == 0)
+            w.use_threads = 1;
+        else if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc)
+            ranks = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--test") == 0 && i + 1 < argc)
+            only = argv[++i];
+        else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc)
+            w.overrides = argv[++i];
+        else if (argv[i][0] == '-' || path)
+            return usage(argv[0]);
+        else
+            path = argv[i];
+    }
+    if (!path || ranks < 0 || ranks > MAX_RANKS)
+        return usage(argv[0]);
+    w.plugin = plainhost_load(path, TN_PLUGIN_COLLECTIVE);
+    if (!w.plugin)
+        return 1;
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+        for (int32_t n = 1; n <= MAX_RANKS; n++) {
+            const struct test *t = &tests[i];
+            int is_few = n == 2 || n == 4 || n == 8;
+            if ((ranks && n != ranks) || (only && strcmp(only, t->name) != 0) || (t->flags & FEW_SIZES && !is_few) ||
+                (t->flags & PROCESSES_ONLY && w.use_threads))
+                continue;
+            failed += run_one(&w, t, n);
+            ran++;
+        }
+    printf("%d of %d failed\n", failed, ran);
+    return failed > 0 || ran == 0;
+}
