@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -89,8 +90,10 @@ static int behave(struct tn_rank *rank, const char *behaviour)
     int n = number ? atoi(number + 1) : 0;
     if (strncmp(behaviour, "exit", 4) == 0)
         return n;
-    if (strncmp(behaviour, "die", 3) == 0)
+    if (strncmp(behaviour, "die", 3) == 0) {
+        setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
         raise(n);
+    }
     while (strncmp(behaviour, "quit", 4) == 0) {
         if (tn_rank_interrupted())
             return n;
