@@ -49,22 +49,28 @@ INLINE int64_t key_tiles(const struct cpu_attention *a, int64_t q_tile)
     return a->causal && q_tile + 1 < all ? q_tile + 1 : all;
 }
 
-INLINE void mask_row(float *s, int visible)
+/* The tile that holds both a query and its own key. */
+INLINE int on_diagonal(const struct cpu_attention *a, int64_t q_tile, int64_t k_tile)
 {
-    for (int n = visible; n < TILE; n++)
-        s[n] = MASKED;
+    return a->causal && q_tile == k_tile;
+}
+
+/* Columns of a row of scores that are computed: on the diagonal to the end of the row's strip. */
+INLINE int columns_of(int diagonal, int row)
+{
+    return diagonal ? (row / STRIP + 1) * STRIP : TILE;
 }
 
 /* Hides the keys behind the end, and behind the query where causal. */
-INLINE void mask_tile(const struct cpu_attention *a, float *s, int64_t q_tile, int64_t k_tile)
+INLINE void mask_tile(const struct cpu_attention *a, float *s, int64_t k_tile, int diagonal)
 {
     int64_t left = a->k_length - k_tile * TILE;
-    int diagonal = a->causal && q_tile == k_tile;
     if (left >= TILE && !diagonal)
         return;
     for (int r = 0; r < TILE; r++) {
         int64_t visible = diagonal && r + 1 < left ? r + 1 : left;
-        mask_row(s + r * TILE, visible < TILE ? (int)visible : TILE);
+        for (int64_t n = visible; n < columns_of(diagonal, r); n++)
+            s[r * TILE + n] = MASKED;
     }
 }
 
@@ -82,7 +88,8 @@ INLINE void store_rows(const struct rows *rows, const float *from, int width)
 struct forward {
     word *keys, *values; /* packed, a tile after the other */
     word *q;
-    float *s, *o, *most, *sum;
+    float *s, *o, *most;
+    float *sum; /* [TILE, LANES]: added up when the row is done */
 };
 
 static size_t forward_layout(const struct cpu_attention *a, char *base, struct forward *f)
@@ -94,7 +101,7 @@ static size_t forward_layout(const struct cpu_attention *a, char *base, struct f
     f->o = take(base, &used, tile_words(a) * 4);
     f->s = take(base, &used, TILE * TILE * 4);
     f->most = take(base, &used, TILE * 4);
-    f->sum = take(base, &used, TILE * 4);
+    f->sum = take(base, &used, TILE * LANES * 4);
     return used;
 }
 
@@ -105,24 +112,25 @@ static size_t forward_bytes(const struct cpu_attention *a)
 }
 
 /* Scores of one tile to weights, in place; corrects the running maximum, sum and output of each row. */
-INLINE void soften(int pairs, struct forward *f, int rows, int width, float to_base2)
+INLINE void soften(int pairs, struct forward *f, int rows, int width, int diagonal, float to_base2)
 {
     for (int r = 0; r < rows; r++) {
         float *s = f->s + r * TILE;
+        int columns = columns_of(diagonal, r);
         vec most = vec_load(s);
-        for (int n = LANES; n < TILE; n += LANES)
+        for (int n = LANES; n < columns; n += LANES)
             most = vec_max(vec_load(s + n), most);
         float before = f->most[r], peak = vec_largest(most) * to_base2;
         peak = peak > before ? peak : before;
         vec sum = { 0 };
-        for (int n = 0; n < TILE; n += LANES) {
+        for (int n = 0; n < columns; n += LANES) {
             vec p = vec_exp2(vec_load(s + n) * to_base2 - peak);
             sum += p;
             pack_row(pairs, s, n, p);
         }
         float shrink = peak > before ? vec_exp2(vec_all(before - peak))[0] : 1.0f;
         f->most[r] = peak;
-        f->sum[r] = f->sum[r] * shrink + vec_sum(sum);
+        vec_store(f->sum + r * LANES, vec_load(f->sum + r * LANES) * shrink + sum);
         for (int n = 0; n < width && shrink != 1.0f; n += LANES)
             vec_store(f->o + r * width + n, vec_load(f->o + r * width + n) * shrink);
     }
@@ -133,11 +141,12 @@ INLINE void forward_store(const struct cpu_attention *a, struct forward *f, int6
 {
     struct rows rows = rows_of(a, a->o, a->q_length, a->heads, batch, head, q_tile);
     for (int r = 0; r < rows.count; r++) {
-        vec inverse = vec_all(1.0f / f->sum[r]);
+        float sum = vec_sum(vec_load(f->sum + r * LANES));
+        vec inverse = vec_all(1.0f / sum);
         for (int n = 0; n < width; n += LANES)
             vec_store(f->o + r * width + n, vec_load(f->o + r * width + n) * inverse);
         int64_t row = batch * a->q_length + q_tile * TILE + r;
-        a->lse[row * a->heads + head] = f->most[r] * LN_2 + logf(f->sum[r]);
+        a->lse[row * a->heads + head] = f->most[r] * LN_2 + logf(sum);
     }
     store_rows(&rows, f->o, width);
 }
@@ -151,16 +160,19 @@ INLINE void forward_tile(int pairs, const struct cpu_attention *a, struct forwar
     int rows = (q.count + ROWS - 1) / ROWS * ROWS;
     pack_left(pairs, f->q, &q);
     memset(f->o, 0, stride * 4);
-    for (int r = 0; r < TILE; r++) {
+    memset(f->sum, 0, TILE * LANES * 4);
+    for (int r = 0; r < TILE; r++)
         f->most[r] = MASKED;
-        f->sum[r] = 0;
-    }
     for (int64_t k_tile = 0; k_tile < key_tiles(a, q_tile); k_tile++) {
-        multiply(pairs, f->s, TILE, f->q, words, 1, f->keys + k_tile * (int64_t)stride, TILE, rows, TILE, words, 0);
-        mask_tile(a, f->s, q_tile, k_tile);
-        soften(pairs, f, rows, width, a->scale * LOG2_E);
-        multiply(pairs, f->o, width, f->s, TILE, 1, f->values + k_tile * (int64_t)stride, width, rows, width,
-                 p_words, 1);
+        int diagonal = on_diagonal(a, q_tile, k_tile);
+        struct product scores = { f->s, f->q, f->keys + k_tile * (int64_t)stride, TILE, words, 1, TILE,
+                                  rows, TILE, words, 0 };
+        struct product output = { f->o, (const word *)f->s, f->values + k_tile * (int64_t)stride, width, TILE, 1, width,
+                                  rows, width, p_words, 1 };
+        multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, scores);
+        mask_tile(a, f->s, k_tile, diagonal);
+        soften(pairs, f, rows, width, diagonal, a->scale * LOG2_E);
+        multiply_tile(pairs, diagonal ? WORDS_TO : WHOLE, output);
     }
     forward_store(a, f, batch, head, q_tile, width);
 }
@@ -285,12 +297,12 @@ INLINE void backward_queries(int pairs, const struct cpu_attention *a, struct ba
 }
 
 /* From s and dp: the weights p and ds = p (dp - delta) scale, laid out for the three products that follow. */
-INLINE void backward_weights(int pairs, const struct cpu_attention *a, struct backward *b, int rows)
+INLINE void backward_weights(int pairs, const struct cpu_attention *a, struct backward *b, int rows, int diagonal)
 {
     int64_t down_row = TILE;
     float to_base2 = a->scale * LOG2_E;
     for (int r = 0; r < rows; r += 2) {
-        for (int n = 0; n < TILE; n += LANES) {
+        for (int n = 0; n < columns_of(diagonal, r); n += LANES) {
             vec p[2], ds[2];
 #pragma GCC unroll 2
             for (int two = 0; two < 2; two++) {
@@ -310,17 +322,22 @@ INLINE void backward_weights(int pairs, const struct cpu_attention *a, struct ba
 INLINE void backward_tile(int pairs, const struct cpu_attention *a, struct backward *b, int64_t q_tile, int64_t k_tile,
                           int rows)
 {
-    int width = width_of(a), words = words_of(pairs, a->head_dim);
+    int width = width_of(a), words = words_of(pairs, a->head_dim), diagonal = on_diagonal(a, q_tile, k_tile);
     int64_t at = k_tile * (int64_t)tile_words(a);
     int row_words = pairs ? rows / 2 : rows, key_words = pairs ? TILE / 2 : TILE;
-    multiply(pairs, b->s, TILE, b->q_left, words, 1, b->keys_across + at, TILE, rows, TILE, words, 0);
-    multiply(pairs, b->dp, TILE, b->do_left, words, 1, b->values_across + at, TILE, rows, TILE, words, 0);
-    mask_tile(a, b->s, q_tile, k_tile);
-    backward_weights(pairs, a, b, rows);
-    multiply(pairs, b->dv + at, width, b->p_down, 1, TILE, b->do_right, width, TILE, width, row_words, 1);
-    multiply(pairs, b->dk + at, width, b->ds_down, 1, TILE, b->q_right, width, TILE, width, row_words, 1);
-    multiply(pairs, b->dq, width, pairs ? b->ds_left : b->ds_down, key_words, 1, b->keys_right + at, width, rows,
-             width, key_words, 1);
+    const word *ds = pairs ? b->ds_left : b->ds_down;
+    struct product s = { b->s, b->q_left, b->keys_across + at, TILE, words, 1, TILE, rows, TILE, words, 0 };
+    struct product dp = { b->dp, b->do_left, b->values_across + at, TILE, words, 1, TILE, rows, TILE, words, 0 };
+    struct product dv = { b->dv + at, b->p_down, b->do_right, width, 1, TILE, width, TILE, width, row_words, 1 };
+    struct product dk = { b->dk + at, b->ds_down, b->q_right, width, 1, TILE, width, TILE, width, row_words, 1 };
+    struct product dq = { b->dq, ds, b->keys_right + at, width, key_words, 1, width, rows, width, key_words, 1 };
+    multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, s);
+    multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, dp);
+    mask_tile(a, b->s, k_tile, diagonal);
+    backward_weights(pairs, a, b, rows, diagonal);
+    multiply_tile(pairs, diagonal ? WORDS_FROM : WHOLE, dv);
+    multiply_tile(pairs, diagonal ? WORDS_FROM : WHOLE, dk);
+    multiply_tile(pairs, diagonal ? WORDS_TO : WHOLE, dq);
 }
 
 INLINE void backward_unit(int pairs, const struct cpu_attention *a, int64_t unit, char *scratch, char *sums,

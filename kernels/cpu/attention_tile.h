@@ -21,16 +21,20 @@ enum { LANES = 8, MOST_VECTORS = 2 };
 enum { LANES = 4, MOST_VECTORS = 2 };
 #endif
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#endif
+
+#if defined(__AVX512BF16__)
 #define HAS_PAIRS 1
 #else
 #define HAS_PAIRS 0
 #endif
 
-enum { TILE = CPU_ATTENTION_TILE, ROWS = 4 /* of a product's block */ };
+enum { TILE = CPU_ATTENTION_TILE, ROWS = 4 /* of a product's block */, STRIP = 16 };
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef float vec4 __attribute__((vector_size(16)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t word __attribute__((may_alias));
 typedef float vec_memory __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -50,37 +54,51 @@ INLINE vec vec_all(float x)
     return (vec){ 0 } + x;
 }
 
-INLINE vec vec_select(ivec mask, vec yes, vec no)
-{
-    return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask));
-}
-
+/* The larger; b where one is no number. */
 INLINE vec vec_max(vec a, vec b)
 {
-    return vec_select(a > b, a, b);
+#if defined(__AVX512F__)
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    ivec larger = a > b;
+    return (vec)(((ivec)a & larger) | ((ivec)b & ~larger));
+#endif
 }
 
 INLINE float vec_sum(vec v)
 {
-    float sum = 0;
-    for (int n = 0; n < LANES; n++)
-        sum += v[n];
-    return sum;
+    vec4 part[LANES / 4];
+    memcpy(part, &v, sizeof v);
+    for (int n = 1; n < LANES / 4; n++)
+        part[0] += part[n];
+    return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
+}
+
+INLINE float larger(float a, float b)
+{
+    return a > b ? a : b;
 }
 
 INLINE float vec_largest(vec v)
 {
-    float most = v[0];
-    for (int n = 1; n < LANES; n++)
-        most = v[n] > most ? v[n] : most;
-    return most;
+    float part[LANES];
+    vec_store(part, v);
+    for (int half = LANES / 2; half > 4; half /= 2) {
+        for (int n = 0; n < half; n++)
+            part[n] = larger(part[n], part[n + half]);
+    }
+    for (int n = 0; n < 4 && LANES > 4; n++)
+        part[n] = larger(part[n], part[n + 4]);
+    return larger(larger(part[0], part[2]), larger(part[1], part[3]));
 }
 
-/* 2^x for x up to 127; 0 below -126, so that nothing is subnormal. Taylor's series over [-1/2, 1/2]: 2e-7. */
+/* 2^x for x up to 127, of which powers below -127 are 0: there f is 0, p 1, and the exponent's bits cancel. Between
+ * -127 and -126 it is off by less than 2^-126. Taylor's series over [-1/2, 1/2]: relative error 2e-7. */
 INLINE vec vec_exp2(vec x)
 {
-    ivec tiny = x < -126.0f;
-    x = vec_select(tiny, vec_all(-126.0f), x);
+    x = vec_max(vec_all(-127.0f), x);
     vec shifted = x + ROUNDER;
     vec f = x - (shifted - ROUNDER);
     vec p = f * 1.54035304e-4f + 1.33335581e-3f;
@@ -89,7 +107,7 @@ INLINE vec vec_exp2(vec x)
     p = p * f + 2.40226507e-1f;
     p = p * f + 6.93147181e-1f;
     p = p * f + 1.0f;
-    return (vec)(((ivec)p + ((ivec)shifted << 23)) & ~tiny);
+    return (vec)((ivec)p + ((ivec)shifted << 23));
 }
 
 /* --- products --- */
@@ -135,26 +153,87 @@ INLINE void multiply_block(int pairs, int vectors, float *c, int64_t c_row, cons
     }
 }
 
-/* c (+)= a b; word (m, k) of a at m * a_row + k * a_col. A panel of b's columns stays in the first cache. */
-INLINE void multiply(int pairs, float *c, int64_t c_row, const void *a, int64_t a_row, int64_t a_col, const void *b,
-                     int64_t b_row, int m_end, int n_end, int k_end, int add)
+/* c (+)= a b; word (m, k) of a at m * a_row + k * a_col. */
+struct product {
+    float *c;
+    const word *a, *b;
+    int64_t c_row, a_row, a_col, b_row;
+    int m, n, k, add;
+};
+
+INLINE void multiply_columns(int pairs, int vectors, const struct product *p, int column)
 {
-    const word *left = a;
-    const float *right = b;
-    for (int n = 0, width; n < n_end; n += width) {
-        int vectors = (n_end - n) / LANES;
-        vectors = vectors >= MOST_VECTORS ? MOST_VECTORS : vectors >= 2 ? 2 : 1;
-        width = vectors * LANES;
-        for (int m = 0; m < m_end; m += ROWS) {
-            float *at = c + m * c_row + n;
-            if (vectors == MOST_VECTORS)
-                multiply_block(pairs, MOST_VECTORS, at, c_row, left + m * a_row, a_row, a_col, right + n, b_row,
-                               k_end, add);
-            else if (vectors == 2)
-                multiply_block(pairs, 2, at, c_row, left + m * a_row, a_row, a_col, right + n, b_row, k_end, add);
-            else
-                multiply_block(pairs, 1, at, c_row, left + m * a_row, a_row, a_col, right + n, b_row, k_end, add);
+    for (int m = 0; m < p->m; m += ROWS)
+        multiply_block(pairs, vectors, p->c + m * p->c_row + column, p->c_row, p->a + m * p->a_row, p->a_row,
+                       p->a_col, (const float *)(const void *)p->b + column, p->b_row, p->k, p->add);
+}
+
+/* A panel of b's columns at a time, which stays in the first cache. */
+INLINE void multiply_panels(int pairs, const struct product *p)
+{
+    for (int n = 0, vectors; n < p->n; n += vectors * LANES) {
+        vectors = (p->n - n) / LANES;
+        vectors = vectors < MOST_VECTORS ? vectors : MOST_VECTORS;
+        if (vectors == MOST_VECTORS)
+            multiply_columns(pairs, MOST_VECTORS, p, n);
+        else if (MOST_VECTORS > 3 && vectors == 3)
+            multiply_columns(pairs, MOST_VECTORS > 3 ? 3 : 1, p, n);
+        else if (MOST_VECTORS > 2 && vectors == 2)
+            multiply_columns(pairs, 2, p, n);
+        else
+            multiply_columns(pairs, 1, p, n);
+    }
+}
+
+static __attribute__((noinline)) void multiply_words(const struct product *p)
+{
+    multiply_panels(0, p);
+}
+
+#if HAS_PAIRS
+static __attribute__((noinline)) void multiply_pairs(const struct product *p)
+{
+    multiply_panels(1, p);
+}
+#else
+#define multiply_pairs multiply_words
+#endif
+
+INLINE void multiply(int pairs, const struct product *p)
+{
+    if (pairs)
+        multiply_pairs(p);
+    else
+        multiply_words(p);
+}
+
+/* What a product with a triangle leaves out, in strips of rows of c: its columns behind the diagonal, or the words of
+ * the contraction behind the diagonal or before it. */
+enum triangle { WHOLE, COLUMNS_TO, WORDS_TO, WORDS_FROM };
+
+INLINE void multiply_tile(int pairs, enum triangle triangle, struct product p)
+{
+    if (triangle == WHOLE) {
+        multiply(pairs, &p);
+        return;
+    }
+    for (int m = 0; m < p.m; m += STRIP) {
+        struct product strip = p;
+        int from = pairs ? m / 2 : m, to = pairs ? (m + STRIP) / 2 : m + STRIP;
+        strip.m = p.m - m < STRIP ? p.m - m : STRIP;
+        strip.c += m * p.c_row;
+        strip.a += m * p.a_row;
+        if (triangle == COLUMNS_TO && m + STRIP < p.n)
+            strip.n = m + STRIP;
+        if (triangle == WORDS_TO && to < p.k)
+            strip.k = to;
+        if (triangle == WORDS_FROM) {
+            strip.a += from * p.a_col;
+            strip.b += from * p.b_row;
+            strip.k = p.k - from;
         }
+        if (strip.k > 0)
+            multiply(pairs, &strip);
     }
 }
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -211,6 +212,20 @@ static void two_instances_compute_side_by_side(void **state)
     harness_close(&two);
 }
 
+/* oneDNN takes the number of threads from the calling thread, whatever another instance set there. */
+static void each_instance_uses_its_own_threads(void **state)
+{
+    struct harness one, two;
+    harness_open(&one, 1, 0);
+    harness_open(&two, 2, 0);
+    check_linear(&one, shapes[4], TN_F32, 0, 0);
+    assert_int_equal(omp_get_max_threads(), 1);
+    check_linear(&two, shapes[4], TN_F32, 0, 0);
+    assert_int_equal(omp_get_max_threads(), 2);
+    harness_close(&one);
+    harness_close(&two);
+}
+
 static void probe_tells_peaks(void **state)
 {
     struct harness h;
@@ -316,6 +331,7 @@ int main(void)
         cmocka_unit_test(unsupported_is_said),
         cmocka_unit_test(isa_beyond_the_processor_is_refused_or_works),
         cmocka_unit_test(two_instances_compute_side_by_side),
+        cmocka_unit_test(each_instance_uses_its_own_threads),
         cmocka_unit_test(probe_tells_peaks),
         cmocka_unit_test(memory_is_aligned),
         cmocka_unit_test(launch_does_not_allocate),
