@@ -44,8 +44,8 @@ static void join(const struct tn_kernel *kernel, float *to, const float *sums, i
         kernel->cpu->vec->accumulate[CPU_VEC_F32](to, to, sums + block * cols, cols);
 }
 
-void cpu_sum_columns(struct tn_kernel *kernel, const struct cpu_vec_columns *all, int64_t cols, uint32_t dtype, bool add,
-                     void (*sum)(const struct cpu_vec_columns *c, int64_t n))
+void cpu_sum_columns(struct tn_kernel *kernel, const struct cpu_vec_columns *all, int64_t cols, uint32_t dtype,
+                     bool add, void (*sum)(const struct cpu_vec_columns *c, int64_t n))
 {
     int64_t blocks = blocks_of(all->rows), row_bytes = cols * cpu_dtype_bytes(dtype);
     float *dw = all->dw ? kernel->scratch : NULL;

@@ -10,8 +10,8 @@
 
 /* Sums `all`, of `cols` columns and activations of `dtype`, into all->dw and all->db (either may be NULL): added to
  * what is there with `add`, else replacing it. */
-void cpu_sum_columns(struct tn_kernel *kernel, const struct cpu_vec_columns *all, int64_t cols, uint32_t dtype, bool add,
-                     void (*sum)(const struct cpu_vec_columns *c, int64_t n));
+void cpu_sum_columns(struct tn_kernel *kernel, const struct cpu_vec_columns *all, int64_t cols, uint32_t dtype,
+                     bool add, void (*sum)(const struct cpu_vec_columns *c, int64_t n));
 
 /* Scratch bytes for `sums` sums of `cols` columns over `rows` rows. */
 uint64_t cpu_columns_workspace(int64_t rows, int64_t cols, int sums);

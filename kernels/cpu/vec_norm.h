@@ -19,15 +19,28 @@ INLINE float row_sum(const void *x, int64_t n, int bf16)
     return sum;
 }
 
-INLINE float row_squares(const void *x, float mean, int64_t n, int bf16)
+INLINE float row_squares(const void *x, int64_t n, int bf16)
 {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) {
-        float d = load(x, i, bf16) - mean;
-        sum += d * d;
-    }
+    for (int64_t i = 0; i < n; i++)
+        sum += load(x, i, bf16) * load(x, i, bf16);
     return sum;
+}
+
+/* Variance, about a mean that it corrects: a sum of large elements leaves the mean off by its rounding. */
+INLINE float row_variance(const void *x, float *mean, int64_t n, int bf16)
+{
+    float centre = *mean, sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum, squares)
+    for (int64_t i = 0; i < n; i++) {
+        float d = load(x, i, bf16) - centre;
+        sum += d;
+        squares += d * d;
+    }
+    float shift = sum / (float)n;
+    *mean = centre + shift;
+    return squares / (float)n - shift * shift;
 }
 
 /* The row that is normalised: a, or r = a + b as it is stored. */
@@ -45,7 +58,7 @@ INLINE void layernorm(const struct cpu_vec_norm *row, int64_t n, int bf16)
     const float *w = row->w, *bias = row->bias;
     void *y = row->y;
     float mean = row_sum(x, n, bf16) / (float)n;
-    float rstd = 1.0f / sqrtf(row_squares(x, mean, n, bf16) / (float)n + row->eps);
+    float rstd = 1.0f / sqrtf(row_variance(x, &mean, n, bf16) + row->eps);
 #pragma omp simd
     for (int64_t i = 0; i < n; i++)
         store(y, i, (load(x, i, bf16) - mean) * rstd * w[i] + bias[i], bf16);
@@ -59,7 +72,7 @@ INLINE void rmsnorm(const struct cpu_vec_norm *row, int64_t n, int bf16)
     const void *x = row_input(row, n, bf16);
     const float *w = row->w;
     void *y = row->y;
-    float rstd = 1.0f / sqrtf(row_squares(x, 0.0f, n, bf16) / (float)n + row->eps);
+    float rstd = 1.0f / sqrtf(row_squares(x, n, bf16) / (float)n + row->eps);
 #pragma omp simd
     for (int64_t i = 0; i < n; i++)
         store(y, i, load(x, i, bf16) * rstd * w[i], bf16);

@@ -47,7 +47,9 @@ static void parts(struct harness *h)
 /* 30 elements on ranks of 8: the last one holds 6 and padding; with 16 there is one rank of padding only. */
 static void flat_parts(struct harness *h)
 {
-    static const struct { int size, coord; } cases[] = { { 8, 0 }, { 8, 1 }, { 8, 3 }, { 16, 1 }, { 16, 2 }, { 30, 0 } };
+    static const struct { int size, coord; } cases[] = {
+        { 8, 0 }, { 8, 1 }, { 8, 3 }, { 16, 1 }, { 16, 2 }, { 30, 0 },
+    };
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
         for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
             struct tn_tensor *whole = counted(h, dtypes[d], 2, 3, 5), *back = counted(h, dtypes[d], 2, 3, 5);

@@ -89,7 +89,8 @@ static struct step step_new(struct harness *h, int n)
     return s;
 }
 
-#define ADAMW HARNESS_A(TN_ATTR_F("beta1", 0.9), TN_ATTR_F("beta2", 0.95), TN_ATTR_F("eps", 1e-8), TN_ATTR_F("decay", 0.1))
+#define ADAMW \
+    HARNESS_A(TN_ATTR_F("beta1", 0.9), TN_ATTR_F("beta2", 0.95), TN_ATTR_F("eps", 1e-8), TN_ATTR_F("decay", 0.1))
 #define SGD HARNESS_A(TN_ATTR_F("momentum", 0.9), TN_ATTR_F("decay", 0.1))
 
 static void adamw(struct harness *h)
