@@ -23,7 +23,8 @@ void tn_grad_add(struct tn_program *p, struct tn_autodiff *ad, tn_value v, tn_va
 {
     if (!ad->needs[v])
         return;
-    p->values[dv].grad_of = v;
+    if (!p->values[dv].grad_of) /* one that is passed on stays its first one's */
+        p->values[dv].grad_of = v;
     if (ad->grad[v]) {
         const char *name = tn_arena_printf(&p->arena, "%s.grad.%u", p->values[v].name, dv);
         dv = tn_op_new(p, TN_OP_ADD, name, (tn_value[]){ ad->grad[v], dv }, 2, NULL, 0);

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,19 +80,47 @@ static int make_token(struct launcher *l)
     return 0;
 }
 
-/* From here on signals are read from a descriptor. One that the parent wants ignored (nohup) stays ignored. */
-static int watch_signals(struct launcher *l)
+/* One that the parent wants ignored (nohup) stays ignored. */
+static void watched_signals(sigset_t *watched)
 {
     static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGTSTP };
-    sigemptyset(&l->watched);
-    sigaddset(&l->watched, SIGCHLD);
+    sigemptyset(watched);
+    sigaddset(watched, SIGCHLD);
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         struct sigaction action;
         if (sigaction(signals[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
-            sigaddset(&l->watched, signals[i]);
+            sigaddset(watched, signals[i]);
     }
+}
+
+static sigset_t mask_before_hold; /* of the process, as it was started */
+static int held;
+
+void tn_launch_hold_signals(void)
+{
+    sigset_t watched;
+    watched_signals(&watched);
+    pthread_sigmask(SIG_BLOCK, &watched, &mask_before_hold);
+    held = 1;
+}
+
+void tn_launch_alone(void)
+{
+    tn_rank_watch_interrupts();
+    if (held)
+        pthread_sigmask(SIG_SETMASK, &mask_before_hold, NULL);
+    held = 0;
+}
+
+/* From here on signals are read from a descriptor. */
+static int watch_signals(struct launcher *l)
+{
+    watched_signals(&l->watched);
     l->chld_before = signal(SIGCHLD, SIG_DFL); /* ignored, it would take the exit statuses */
-    sigprocmask(SIG_BLOCK, &l->watched, &l->mask_before);
+    pthread_sigmask(SIG_BLOCK, &l->watched, &l->mask_before);
+    if (held)
+        l->mask_before = mask_before_hold;
+    held = 0;
     l->signal_fd = signalfd(-1, &l->watched, SFD_CLOEXEC | SFD_NONBLOCK);
     return l->signal_fd < 0 ? -1 : 0;
 }
@@ -254,7 +283,7 @@ static void report_first(struct launcher *l, int32_t rank)
     describe(end, what, sizeof what);
     l->failed = 1;
     l->exit_code = was_killed(end) ? 1 : end->si_status;
-    if (l->interrupts && was_killed(end) && end->si_status == l->last_signal)
+    if (l->interrupts && (!was_killed(end) || end->si_status == l->last_signal))
         tn_log(TN_LOG_ERROR, "interrupted by signal %d (%s)", l->last_signal, strsignal(l->last_signal));
     else
         tn_log(TN_LOG_ERROR, "rank %d %s%s", (int)rank, what, l->running > 0 ? "; ending the others" : "");

@@ -21,6 +21,12 @@ struct tn_rank {
 /* 1 if the environment says which rank this is; 0 if not; -1 if it says so badly (text in error: which variable,
  * its value, what would work). */
 int tn_launch_joined(int32_t *rank, int32_t *world, char *error, size_t error_bytes);
+/* Holds back the signals that a launcher watches, for this thread and those it starts from now on. A process that may
+ * become a launcher calls it before anything that starts threads: a plugin's thread would else take the signals. */
+void tn_launch_hold_signals(void);
+/* This process will launch nothing after all, and is the only rank itself: the first SIGINT or SIGTERM sets
+ * tn_rank_interrupted. */
+void tn_launch_alone(void);
 /* Starts `world` ranks of this very command line, waits, passes signals on, ends all when one fails, and returns the
  * exit code: 0 if all ended with 0, else that of the first that failed (2 stays 2), 1 when one was killed. Nothing is
  * left running. Call it before the process has other threads. [main] */
@@ -33,5 +39,7 @@ tn_status tn_rank_init(struct tn_rank *rank, uint64_t timeout_ns, char *error, s
 void tn_rank_finish(struct tn_rank *rank);
 /* Set once SIGINT or SIGTERM arrived in this rank: the step loop ends after the step. */
 int tn_rank_interrupted(void);
+/* From now on they set it; a second one ends the process. tn_rank_init does this. */
+void tn_rank_watch_interrupts(void);
 
 #endif

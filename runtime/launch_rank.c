@@ -138,7 +138,7 @@ int tn_rank_interrupted(void)
 }
 
 /* A signal that the parent wants ignored (nohup, a shell's background job) stays ignored. */
-static void catch_interrupts(void)
+void tn_rank_watch_interrupts(void)
 {
     static const int signals[] = { SIGINT, SIGTERM };
     for (int i = 0; i < 2; i++) {
@@ -206,7 +206,7 @@ tn_status tn_rank_init(struct tn_rank *rank, uint64_t timeout_ns, char *error, s
         return TN_INVALID;
     tn_status status = join(rank, &place, timeout_ns, error, error_bytes);
     if (status == TN_OK) {
-        catch_interrupts();
+        tn_rank_watch_interrupts();
         return TN_OK;
     }
     if (rank->server && status == TN_TIMEOUT)

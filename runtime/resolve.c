@@ -156,7 +156,7 @@ static tn_value convert(struct resolver *r, tn_value v, tn_placement to, tn_op o
     return result;
 }
 
-/* Params, states and memory that is updated in place keep their placement. */
+/* Params, their casts, states and memory that is updated in place keep their placement. */
 static int pinned(const struct tn_program *p, tn_op op, uint32_t i)
 {
     const struct tn_op_kind *kind = tn_op_kind(p->ops[op].opcode);
@@ -164,6 +164,9 @@ static int pinned(const struct tn_program *p, tn_op op, uint32_t i)
     for (uint32_t o = 0; o < kind->n_out; o++)
         if (kind->must_alias[o] == (int)i)
             return 1;
+    tn_op def = p->values[p->ops[op].in[i]].def;
+    if (def && p->ops[def].opcode == TN_OP_CAST && p->values[p->ops[def].in[0]].kind == TN_KIND_PARAM)
+        return 1;
     return (value_kind == TN_KIND_PARAM || value_kind == TN_KIND_STATE) && p->ops[op].opcode != TN_OP_CAST;
 }
 
@@ -188,6 +191,7 @@ static double row_cost(const struct resolver *r, tn_op op, const struct tn_row *
         tn_placement to = row->out[i], want = out->want[r->axis];
         if (want != TN_PLACE_UNSET && to != want)
             cost += conversion_cost(p, o->out[i], r->axis, to, want, steps);
+        *liked += want != TN_PLACE_UNSET && to == want;
         /* a gradient best lies as its param does, where that costs nothing */
         if (out->like && out->kind == TN_KIND_ACCUMULATOR && to == p->values[out->like].place[r->axis])
             ++*liked;
@@ -347,7 +351,8 @@ void tn_resolve(struct tn_program *p)
     check_pins(p);
     if (p->n_errors)
         return;
-    for (int32_t axis = 0; axis < p->mesh->n_axes; axis++) {
+    /* Slow axes first: what an inner axis may cut depends on what the outer ones left (one key head a rank). */
+    for (int32_t axis = p->mesh->n_axes - 1; axis >= 0; axis--) {
         if (p->mesh->axis[axis].size == 1) {
             resolve_trivial(p, axis);
             continue;

@@ -58,11 +58,9 @@ void grad_bias_add(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
 
 void grad_add(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
 {
-    tn_value dy = dout(p, op, ad), a = in(p, op, 0), b = in(p, op, 1);
-    tn_grad_add(p, ad, a, dy);
-    tn_grad_add(p, ad, b, dy);
-    if (ad->grad[a] == dy)
-        p->values[dy].grad_of = out(p, op, 0); /* it stays the sum's, which has the tag */
+    tn_value dy = dout(p, op, ad);
+    tn_grad_add(p, ad, in(p, op, 0), dy);
+    tn_grad_add(p, ad, in(p, op, 1), dy);
 }
 
 void grad_gelu(struct tn_program *p, tn_op op, struct tn_autodiff *ad)

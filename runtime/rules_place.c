@@ -1,6 +1,6 @@
 /* Placement rules: the rows (inputs -> outputs) that an op allows on one axis.
  *
- * A row is written as one letter a value, "RR>R": R replicate, P partial(sum), F flat, a digit d or L (the last
+ * A row is written as one letter a value, "RR>R": R replicate, P partial(sum), M partial(max), F flat, a digit d or L (the last
  * dimension of the first input) shard(d), # each leading dimension of the first input in turn. Rows whose cuts do
  * not divide are left out, so that resolve only ever sees possible ones. Where a neighbour is cut in unequal parts
  * or zigzag order on this axis, each row stands a second time with that cut. */
@@ -101,8 +101,8 @@ static int letter(const struct rows *r, char c, int32_t lead, tn_placement varia
                   tn_placement *place)
 {
     int32_t dim = c == 'L' ? rank_of(r, 0) - 1 : c == '#' ? lead : c - '0';
-    if (c == 'R' || c == 'P' || c == 'F') {
-        *place = c == 'R' ? TN_REPLICATE : c == 'P' ? TN_PARTIAL(TN_RED_SUM) : TN_FLAT;
+    if (c == 'R' || c == 'P' || c == 'M' || c == 'F') {
+        *place = c == 'R' ? TN_REPLICATE : c == 'F' ? TN_FLAT : TN_PARTIAL(c == 'M' ? TN_RED_MAX : TN_RED_SUM);
         return c != 'F' || v == 0 || r->p->values[v].rank > 0;
     }
     assert(c == 'L' || c == '#' || (c >= '0' && c < '0' + TN_MAX_DIMS));
@@ -208,12 +208,32 @@ int place_optimizer(const struct tn_program *p, tn_op op, int32_t axis, struct t
     return alike(begin(p, op, axis, rows, most), "RF", p->ops[op].opcode == TN_OP_ADAMW ? 3 : 2);
 }
 
+/* A dimension is cut by slower axes first. So where a collective changes the cut of a dimension along its axis, a
+ * faster one must not cut it yet, or its parts would end up in another order. */
+static int without_inner_cuts(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int n)
+{
+    static const char *const keys[] = { "dim", "from", "to" };
+    int kept = 0;
+    for (int i = 0; i < n; i++) {
+        int inner = 0;
+        for (int k = 0; k < 3; k++)
+            inner |= axis < tn_attr_i(p, op, "axis", -1) && TN_PLACE_KIND(rows[i].in[0]) == TN_PLACE_SHARD &&
+                     tn_attr_i(p, op, keys[k], -1) == TN_PLACE_DIM(rows[i].in[0]);
+        if (!inner)
+            rows[kept++] = rows[i];
+    }
+    return kept;
+}
+
 /* On axes other than its own a collective keeps every placement; on its own it is what its opcode says. */
 int place_comm(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
 {
     struct rows r = begin(p, op, axis, rows, most);
-    if (tn_attr_i(p, op, "axis", -1) != axis)
-        return alike(r, "RPF", 0);
+    if (tn_attr_i(p, op, "axis", -1) != axis) {
+        int reduces = p->ops[op].opcode == TN_OP_ALL_REDUCE || p->ops[op].opcode == TN_OP_REDUCE_SCATTER;
+        int n = alike(r, !reduces ? "RPMF" : tn_attr_i(p, op, "red", TN_RED_SUM) == TN_RED_MAX ? "RMF" : "RPF", 0);
+        return without_inner_cuts(p, op, axis, rows, n);
+    }
     int32_t dim = (int32_t)tn_attr_i(p, op, "dim", -1);
     tn_placement cut = dim < 0 ? TN_FLAT : TN_SHARD(dim);
     tn_placement in = p->values[p->ops[op].in[0]].place[axis], out = p->values[p->ops[op].out[0]].place[axis];

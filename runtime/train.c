@@ -290,8 +290,6 @@ static tn_status train_step(struct run *run, int64_t step)
     run->applied += !skip;
     run->skipped_in_row = skip ? run->skipped_in_row + 1 : 0;
     report_step(run, step, loss, clip, lr, seconds() - began);
-    if (skip && is_first(run))
-        tn_log(TN_LOG_WARN, "step %lld skipped: its gradient is not finite (loss %g)", (long long)step + 1, (double)loss);
     if (run->skipped_in_row >= s->max_skipped) {
         if (is_first(run))
             tn_log(TN_LOG_ERROR, "%lld steps in a row had a gradient that is not finite; lower [optimizer] lr, or raise [job] max_skipped",

@@ -58,7 +58,7 @@ static int run_rank(const struct tool_args *args, const char *metrics, int32_t r
     }
     int code = tn_job_train(&job, rank.world > 1 ? &rank : NULL, metrics);
     tn_job_close(&job);
-    if (code == TOOL_DONE)
+    if (code == TOOL_DONE || tn_rank_interrupted()) /* a failure is told by dying */
         tn_rank_finish(&rank);
     return code;
 }
@@ -67,6 +67,7 @@ static int run_rank(const struct tool_args *args, const char *metrics, int32_t r
 static int run_local(const struct tool_args *args, const char *metrics, char **argv)
 {
     struct tn_job job;
+    tn_launch_hold_signals();
     if (tn_job_open(&job, args->manifest, args->overrides, args->n_overrides, args->ranks) || check_before(&job))
         return refuse(&job);
     int32_t world = job.mesh.world;
@@ -74,6 +75,7 @@ static int run_local(const struct tool_args *args, const char *metrics, char **a
         tn_job_close(&job);
         return tn_launch_local(world, argv);
     }
+    tn_launch_alone();
     int code = tn_job_train(&job, NULL, metrics);
     tn_job_close(&job);
     return code;

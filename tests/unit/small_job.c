@@ -133,6 +133,8 @@ void small_job_train(struct small_job *job)
 {
     small_job_build(job, TN_BUILD_TRAIN);
     job->settings.weight_decay = 0.1;
+    const struct tn_entry *compute = tn_manifest_find(&job->manifest, "precision", "compute");
+    tn_precision(&job->program, compute && strcmp(compute->value, "bf16") == 0 ? TN_BF16 : TN_F32);
     tn_objective(&job->program, setting(job, "micro_batches", 1));
     tn_autodiff(&job->program);
     tn_optimizer(&job->program, &job->settings);

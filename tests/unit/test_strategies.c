@@ -83,9 +83,10 @@ static tn_placement placement(const char *name, const char *axis)
 /* Beside the blocks: the embedding's sum, the loss's maximum and sums, the last norm's gradient. */
 static void tp_costs_two_reductions_a_block_each_way(void **state)
 {
-    static const char *const models[] = {"gpt2", "llama"};
-    for (int m = 0; m < 2; m++) {
-        compile(models[m], NULL, WITH("tp"), SIZES(2), 1);
+    static const char *const models[] = {"gpt2", "llama"}, *const types[] = {"precision.compute=fp32",
+                                                                            "precision.compute=bf16"};
+    for (int m = 0; m < 4; m++) {
+        compile(models[m / 2], WITH(types[m % 2]), WITH("tp"), SIZES(2), 1);
         assert_int_equal(forward(TN_OP_ALL_REDUCE), 2 * LAYERS + 3);
         assert_int_equal(backward(TN_OP_ALL_REDUCE), 2 * LAYERS + 1);
         assert_int_equal(step(TN_OP_ALL_REDUCE, "tp"), 1); /* the norm's sum of squares */
@@ -97,8 +98,9 @@ static void tp_costs_two_reductions_a_block_each_way(void **state)
 
 static void sequence_parallel_gathers_and_scatters(void **state)
 {
-    compile("llama", WITH("tp.sequence_parallel=on"), WITH("tp"), SIZES(2), 0);
+    compile("llama", WITH("tp.sequence_parallel=on", "precision.compute=bf16"), WITH("tp"), SIZES(2), 0);
     assert_int_equal(placement("layers.0.attn.norm", "tp"), TN_SHARD(1));
+    assert_int_equal(placement("layers.0.attn.residual", "tp"), TN_SHARD(1));
     assert_int_equal(placement("layers.1.mlp.norm", "tp"), TN_SHARD(1));
     assert_int_equal(forward(TN_OP_ALL_GATHER), 2 * LAYERS + 1); /* + before the head */
     assert_int_equal(forward(TN_OP_REDUCE_SCATTER), 2 * LAYERS + 1); /* + the embedding */
@@ -188,6 +190,8 @@ static void key_heads_fewer_than_ranks_factor_the_axis(void **state)
     assert_int_equal(placement("model.layers.0.self_attn.k_proj.weight", "tp_rep"), TN_REPLICATE);
     assert_int_equal(placement("model.layers.0.self_attn.k_proj.weight", "tp_kv"), TN_SHARD(0));
     assert_int_equal(placement("model.layers.0.self_attn.o_proj.weight", "tp_rep"), TN_SHARD(1));
+    assert_int_equal(forward(TN_OP_ALL_GATHER) + forward(TN_OP_REDUCE_SCATTER), 0);
+    assert_int_equal(backward(TN_OP_ALL_GATHER) + backward(TN_OP_ALL_TO_ALL), 0);
     small_job_close(&job);
     compile("qwen", NULL, WITH("tp"), SIZES(2), 1); /* one key head: nothing to factor */
     assert_int_equal(job.mesh.n_axes, 1);
