@@ -1,4 +1,5 @@
 /* Ranks for the conformance tests (harness.h). */
+#include <inttypes.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "harness.h"
+#include "life.h"
 
 enum { FIRST_WORD = 2 }; /* word 0 is for meet */
 
@@ -193,6 +195,17 @@ static int run_processes(struct seat *seats, const struct world *w, const char *
     return reap(pids, w, test, lb, n);
 }
 
+/* Whatever a backend names after the job must be gone with it. */
+static int check_leftovers(const struct loopback *lb, const char *test)
+{
+    char id[24];
+    snprintf(id, sizeof id, "%016" PRIx64, loopback_job_id(lb));
+    int files = count_entries("/dev/shm", id) + count_entries("/tmp", id), sockets = count_lines("/proc/net/unix", id);
+    if (files || sockets)
+        fprintf(stderr, "%s: %d files and %d sockets are left\n", test, files, sockets);
+    return files + sockets > 0;
+}
+
 int world_run(const struct world *w, const char *test, int32_t n, test_fn *fn)
 {
     struct loopback *lb = loopback_create(n);
@@ -200,6 +213,7 @@ int world_run(const struct world *w, const char *test, int32_t n, test_fn *fn)
     if (!lb || !seats)
         abort();
     int failed = w->use_threads ? run_threads(seats, w, test, lb, n, fn) : run_processes(seats, w, test, lb, n, fn);
+    failed += check_leftovers(lb, test);
     free(seats);
     loopback_destroy(lb);
     return failed;

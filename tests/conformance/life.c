@@ -7,12 +7,12 @@
 #include "life.h"
 #include "tests.h"
 
-int count_entries(const char *folder)
+int count_entries(const char *folder, const char *with)
 {
     DIR *d = opendir(folder);
     int n = 0;
-    while (d && readdir(d))
-        n++;
+    for (const struct dirent *e; d && (e = readdir(d));)
+        n += strstr(e->d_name, with) != NULL;
     if (d)
         closedir(d);
     return n;
@@ -56,6 +56,13 @@ static void make_and_use(struct rank *r, const char *name)
     r->t->comm_destroy(c);
 }
 
+/* A sanitizer keeps what is freed for a while, and looks for leaks itself. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_ALLOCATOR_OURS 0
+#else
+#define IS_ALLOCATOR_OURS 1
+#endif
+
 /* Of the process, which threads share: counted by one rank while the others wait. */
 struct holdings {
     int fds, maps;
@@ -67,7 +74,7 @@ static struct holdings count_holdings(struct rank *r)
     struct holdings h = { 0 };
     meet(r);
     if (r->rank == 0)
-        h = (struct holdings){ count_entries("/proc/self/fd"), count_lines("/proc/self/maps", ""), resident_pages() };
+        h = (struct holdings){ count_entries("/proc/self/fd", ""), count_lines("/proc/self/maps", ""), resident_pages() };
     meet(r);
     return h;
 }
@@ -82,6 +89,8 @@ void test_groups_without_leak(struct rank *r)
     }
     struct holdings after = count_holdings(r);
     CHECK(r, after.fds <= before.fds);
+    if (!IS_ALLOCATOR_OURS)
+        return;
     CHECK(r, after.maps <= before.maps + 2);
     check_that(r, after.pages <= before.pages + 256, __FILE__, __LINE__, "%ld pages more", after.pages - before.pages);
 }

@@ -2,7 +2,8 @@
 #ifndef TENON_CONFORMANCE_LIFE_H
 #define TENON_CONFORMANCE_LIFE_H
 
-int count_entries(const char *folder);
+/* Names in a folder, lines of a file, that contain `with`. */
+int count_entries(const char *folder, const char *with);
 int count_lines(const char *file, const char *with);
 
 #endif

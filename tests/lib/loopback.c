@@ -50,6 +50,11 @@ void loopback_died(struct loopback *lb, int32_t rank)
     atomic_store(&lb->died, 1);
 }
 
+uint64_t loopback_job_id(const struct loopback *lb)
+{
+    return lb->job_id;
+}
+
 _Atomic uint64_t *loopback_words(struct loopback *lb, uint32_t *count)
 {
     *count = WORDS;

@@ -14,6 +14,7 @@ void loopback_destroy(struct loopback *lb);
 struct tn_bootstrap loopback_bootstrap(struct loopback *lb, int32_t rank);
 /* From now on poll says TN_PEER in all ranks. */
 void loopback_died(struct loopback *lb, int32_t rank);
+uint64_t loopback_job_id(const struct loopback *lb);
 /* Words that the ranks of a test may share as they like (atomically). */
 _Atomic uint64_t *loopback_words(struct loopback *lb, uint32_t *count);
 
