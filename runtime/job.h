@@ -15,6 +15,7 @@
 #include "loader.h"
 #include "passes.h"
 #include "plan.h"
+#include "report.h"
 
 enum { TN_MOST_CHAIN = 16 };
 
@@ -75,8 +76,16 @@ void tn_machine_finish(struct tn_machine *machine, struct tn_job *job);
 tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t bytes, uint64_t *peak, char *error,
                            size_t error_bytes);
 
-/* Train (train.c): the whole run of one rank. Exit code. */
-int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics);
+/* Sees a run from inside, on every rank: tests compare parameters and losses between layouts with it. */
+struct tn_observer {
+    void *ctx;
+    /* After the parameters got their start values, and after the last step. */
+    void (*params)(void *ctx, const struct tn_exec *exec, const struct tn_program *flat, int64_t step);
+    void (*step)(void *ctx, const struct tn_step_report *report);
+};
+
+/* Train (train.c): the whole run of one rank. Exit code. metrics, observer: may be NULL. */
+int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, const struct tn_observer *observer);
 
 /* Parts of it, each its own file. */
 /* local.c: global index of each of this rank's elements of dimension `dim`; local extent many. */

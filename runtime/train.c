@@ -11,7 +11,6 @@
 #include <time.h>
 
 #include "base/log.h"
-#include "report.h"
 
 /* A compiled program, bound. */
 struct bound {
@@ -29,6 +28,7 @@ struct run {
     struct tn_data *data;
     struct tn_prefetch *prefetch;
     struct tn_report *report; /* of rank 0 */
+    const struct tn_observer *observer;
     uint64_t peak_bytes;
     int64_t skipped, skipped_in_row, applied;
     int32_t *tokens, *labels; /* of one validation batch */
@@ -259,6 +259,8 @@ static void report_step(struct run *run, int64_t step, float loss, const float c
     };
     if (run->report)
         tn_report_step(run->report, &report);
+    if (run->observer && run->observer->step)
+        run->observer->step(run->observer->ctx, &report);
 }
 
 static tn_status train_step(struct run *run, int64_t step)
@@ -299,9 +301,16 @@ static tn_status train_step(struct run *run, int64_t step)
     return TN_OK;
 }
 
+static void show_params(struct run *run, int64_t step)
+{
+    if (run->observer && run->observer->params)
+        run->observer->params(run->observer->ctx, run->train.exec, &run->train.compiled.flat, step);
+}
+
 static tn_status run_steps(struct run *run)
 {
     const struct tn_settings *s = &run->job->settings;
+    show_params(run, 0);
     tn_status status = validate(run, 0);
     int64_t step = 0;
     while (step < s->steps && status == TN_OK) {
@@ -315,6 +324,7 @@ static tn_status run_steps(struct run *run)
         if (status == TN_OK && s->eval_every > 0 && step % s->eval_every == 0 && step < s->steps)
             status = validate(run, step);
     }
+    show_params(run, step);
     if (status == TN_OK)
         status = validate(run, step);
     return status == TN_OK ? print_sample(run) : status;
@@ -345,9 +355,9 @@ static void finish(struct run *run)
     free(run->labels);
 }
 
-int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics)
+int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, const struct tn_observer *observer)
 {
-    struct run run = { .job = job, .rank = rank };
+    struct run run = { .job = job, .rank = rank, .observer = observer };
     char error[1024] = "";
     int code = 1;
     if (open_data(&run) || compile_all(&run) != TN_OK) {

@@ -56,7 +56,7 @@ static int run_rank(const struct tool_args *args, const char *metrics, int32_t r
         tn_job_close(&job);
         return TOOL_FAILED;
     }
-    int code = tn_job_train(&job, rank.world > 1 ? &rank : NULL, metrics);
+    int code = tn_job_train(&job, rank.world > 1 ? &rank : NULL, metrics, NULL);
     tn_job_close(&job);
     if (code == TOOL_DONE || tn_rank_interrupted()) /* a failure is told by dying */
         tn_rank_finish(&rank);
@@ -76,7 +76,7 @@ static int run_local(const struct tool_args *args, const char *metrics, char **a
         return tn_launch_local(world, argv);
     }
     tn_launch_alone();
-    int code = tn_job_train(&job, NULL, metrics);
+    int code = tn_job_train(&job, NULL, metrics, NULL);
     tn_job_close(&job);
     return code;
 }
