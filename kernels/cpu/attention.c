@@ -189,7 +189,7 @@ static void run_forward(struct tn_kernel *kernel)
     }
 }
 
-static void finish_head(const struct plan *plan, int64_t head, const char *sums)
+static void finish_head(const struct plan *plan, int64_t head, char *sums)
 {
     for (int64_t tile = 0; tile < cpu_attention_tiles(plan->a.k_length); tile++)
         plan->level->finish(&plan->a, head, tile, sums, 0);

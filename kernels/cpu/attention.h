@@ -15,7 +15,7 @@ enum {
  *
  * Work is cut into units that share nothing they write. Forward: unit = (batch, query head, chunk), a chunk being a run
  * of query tiles. Backward: unit = (batch, key head, part); the (query head of the group, query tile) pairs of a key
- * head are dealt out to its parts in turn, each part sums its own dk and dv, and these are added in order at the end. */
+ * head are dealt out to its parts in turn, each part sums its own dk and dv, and these are added in order in the end. */
 struct cpu_attention {
     int64_t batch, q_length, k_length;
     int heads, kv_heads, head_dim;
@@ -42,8 +42,8 @@ struct cpu_attention_level {
     void (*forward)(const struct cpu_attention *a, int64_t unit, char *scratch, struct cpu_attention_packed *packed);
     void (*backward)(const struct cpu_attention *a, int64_t unit, char *scratch, char *sums,
                      struct cpu_attention_packed *packed);
-    /* Adds the parts' sums of one key head, `stride` bytes apart, and writes tile `tile` of dk and dv. */
-    void (*finish)(const struct cpu_attention *a, int64_t head, int64_t tile, const char *sums, size_t stride);
+    /* Adds the parts' sums of one key head, `stride` bytes apart, to the first, and writes tile `tile` of dk and dv. */
+    void (*finish)(const struct cpu_attention *a, int64_t head, int64_t tile, char *sums, size_t stride);
 };
 
 static inline int64_t cpu_attention_tiles(int64_t length)

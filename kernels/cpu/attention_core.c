@@ -155,6 +155,7 @@ INLINE void forward_tile(int pairs, const struct cpu_attention *a, struct forwar
                          int64_t q_tile)
 {
     int width = width_of(a), words = words_of(pairs, a->head_dim), p_words = pairs ? TILE / 2 : TILE;
+    int q_row = left_row_of(pairs, a->head_dim);
     size_t stride = tile_words(a);
     struct rows q = rows_of(a, a->q, a->q_length, a->heads, batch, head, q_tile);
     int rows = (q.count + ROWS - 1) / ROWS * ROWS;
@@ -165,7 +166,7 @@ INLINE void forward_tile(int pairs, const struct cpu_attention *a, struct forwar
         f->most[r] = MASKED;
     for (int64_t k_tile = 0; k_tile < key_tiles(a, q_tile); k_tile++) {
         int diagonal = on_diagonal(a, q_tile, k_tile);
-        struct product scores = { f->s, f->q, f->keys + k_tile * (int64_t)stride, TILE, words, 1, TILE,
+        struct product scores = { f->s, f->q, f->keys + k_tile * (int64_t)stride, TILE, q_row, 1, TILE,
                                   rows, TILE, words, 0 };
         struct product output = { f->o, (const word *)f->s, f->values + k_tile * (int64_t)stride, width, TILE, 1, width,
                                   rows, width, p_words, 1 };
@@ -187,7 +188,8 @@ INLINE void forward_pack(int pairs, const struct cpu_attention *a, struct forwar
         size_t at = (size_t)packed->tiles * tile_words(a);
         struct rows k = rows_of(a, a->k, a->k_length, a->kv_heads, batch, kv_head, packed->tiles);
         struct rows v = rows_of(a, a->v, a->k_length, a->kv_heads, batch, kv_head, packed->tiles);
-        pack_across(pairs, f->keys + at, &k);
+        pack_left(pairs, f->q, &k);
+        pack_across(pairs, f->keys + at, f->q, a->head_dim);
         pack_right(pairs, f->values + at, &v, width_of(a));
     }
 }
@@ -264,8 +266,10 @@ INLINE void backward_pack(int pairs, const struct cpu_attention *a, struct backw
         int kv_head = (int)(head % a->kv_heads);
         struct rows k = rows_of(a, a->k, a->k_length, a->kv_heads, batch, kv_head, tile);
         struct rows v = rows_of(a, a->v, a->k_length, a->kv_heads, batch, kv_head, tile);
-        pack_across(pairs, b->keys_across + at, &k);
-        pack_across(pairs, b->values_across + at, &v);
+        pack_left(pairs, b->q_left, &k);
+        pack_across(pairs, b->keys_across + at, b->q_left, a->head_dim);
+        pack_left(pairs, b->q_left, &v);
+        pack_across(pairs, b->values_across + at, b->q_left, a->head_dim);
         pack_right(pairs, b->keys_right + at, &k, width_of(a));
     }
 }
@@ -277,23 +281,16 @@ INLINE void backward_queries(int pairs, const struct cpu_attention *a, struct ba
     struct rows q = rows_of(a, a->q, a->q_length, a->heads, batch, head, q_tile);
     struct rows d_o = rows_of(a, a->d_o, a->q_length, a->heads, batch, head, q_tile);
     struct rows o = rows_of(a, a->o, a->q_length, a->heads, batch, head, q_tile);
+    int64_t row = batch * a->q_length + q_tile * TILE;
+    pack_left(pairs, b->do_left, &d_o);
+    pack_left(pairs, b->q_left, &o);
+    for (int r = 0; r < TILE; r++) {
+        b->delta[r] = dot_rows(pairs, b->do_left, b->q_left, r, left_row_of(pairs, a->head_dim));
+        b->lse[r] = r < q.count ? a->lse[(row + r) * a->heads + head] * LOG2_E : -MASKED;
+    }
     pack_left(pairs, b->q_left, &q);
     pack_right(pairs, b->q_right, &q, width_of(a));
-    pack_left(pairs, b->do_left, &d_o);
     pack_right(pairs, b->do_right, &d_o, width_of(a));
-    for (int r = 0; r < TILE; r++) {
-        float delta[16] = { 0 }, sum = 0;
-        if (r < q.count) {
-            const void *x = row_at(&d_o, r), *y = row_at(&o, r);
-            for (int n = 0; n < a->head_dim; n++)
-                delta[n % 16] += load(x, n, a->bf16) * load(y, n, a->bf16);
-        }
-        for (int n = 0; n < 16; n++)
-            sum += delta[n];
-        int64_t row = batch * a->q_length + q_tile * TILE + r;
-        b->delta[r] = sum;
-        b->lse[r] = r < q.count ? a->lse[row * a->heads + head] * LOG2_E : -MASKED;
-    }
 }
 
 /* From s and dp: the weights p and ds = p (dp - delta) scale, laid out for the three products that follow. */
@@ -324,10 +321,11 @@ INLINE void backward_tile(int pairs, const struct cpu_attention *a, struct backw
 {
     int width = width_of(a), words = words_of(pairs, a->head_dim), diagonal = on_diagonal(a, q_tile, k_tile);
     int64_t at = k_tile * (int64_t)tile_words(a);
+    int left = left_row_of(pairs, a->head_dim);
     int row_words = pairs ? rows / 2 : rows, key_words = pairs ? TILE / 2 : TILE;
     const word *ds = pairs ? b->ds_left : b->ds_down;
-    struct product s = { b->s, b->q_left, b->keys_across + at, TILE, words, 1, TILE, rows, TILE, words, 0 };
-    struct product dp = { b->dp, b->do_left, b->values_across + at, TILE, words, 1, TILE, rows, TILE, words, 0 };
+    struct product s = { b->s, b->q_left, b->keys_across + at, TILE, left, 1, TILE, rows, TILE, words, 0 };
+    struct product dp = { b->dp, b->do_left, b->values_across + at, TILE, left, 1, TILE, rows, TILE, words, 0 };
     struct product dv = { b->dv + at, b->p_down, b->do_right, width, 1, TILE, width, TILE, width, row_words, 1 };
     struct product dk = { b->dk + at, b->ds_down, b->q_right, width, 1, TILE, width, TILE, width, row_words, 1 };
     struct product dq = { b->dq, ds, b->keys_right + at, width, key_words, 1, width, rows, width, key_words, 1 };
@@ -365,23 +363,19 @@ INLINE void backward_unit(int pairs, const struct cpu_attention *a, int64_t unit
     }
 }
 
-static void finish(const struct cpu_attention *a, int64_t head, int64_t tile, const char *sums, size_t stride)
+static void finish(const struct cpu_attention *a, int64_t head, int64_t tile, char *sums, size_t stride)
 {
-    int width = width_of(a), kv_head = (int)(head % a->kv_heads);
     size_t half = sums_bytes(a) / 2, at = (size_t)tile * tile_words(a) * 4;
     for (int which = 0; which < 2; which++) {
-        struct rows rows = rows_of(a, which ? a->dv : a->dk, a->k_length, a->kv_heads, head / a->kv_heads, kv_head,
-                                   tile);
-        const char *from = sums + which * half + at;
-        for (int r = 0; r < rows.count; r++) {
-            void *row = (void *)(uintptr_t)row_at(&rows, r);
-            for (int n = 0; n < a->head_dim; n++) {
-                float sum = 0;
-                for (int part = 0; part < a->parts; part++)
-                    sum += ((const float *)(const void *)(from + part * stride))[r * width + n];
-                store(row, n, sum, a->bf16);
-            }
+        struct rows rows = rows_of(a, which ? a->dv : a->dk, a->k_length, a->kv_heads, head / a->kv_heads,
+                                   (int)(head % a->kv_heads), tile);
+        float *sum = (float *)(void *)(sums + which * half + at);
+        for (int part = 1; part < a->parts; part++) {
+            const float *more = (const float *)(const void *)(sums + part * stride + which * half + at);
+            for (size_t n = 0; n < tile_words(a); n += LANES)
+                vec_store(sum + n, vec_load(sum + n) + vec_load(more + n));
         }
+        store_rows(&rows, sum, width_of(a));
     }
 }
 

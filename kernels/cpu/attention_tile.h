@@ -35,6 +35,7 @@ enum { TILE = CPU_ATTENTION_TILE, ROWS = 4 /* of a product's block */, STRIP = 1
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef float vec4 __attribute__((vector_size(16)));
+typedef float vec4_memory __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t word __attribute__((may_alias));
 typedef float vec_memory __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -112,13 +113,23 @@ INLINE vec vec_exp2(vec x)
 
 /* --- products --- */
 
-INLINE vec multiply_add(int pairs, uint32_t a, vec b, vec c)
+/* A word in all lanes. */
+INLINE vec spread(int pairs, word a)
 {
 #if HAS_PAIRS
     if (pairs)
-        return (vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
+        return (vec)_mm512_set1_epi32((int)a);
 #endif
-    return b * float_of(a) + c;
+    return vec_all(float_of(a));
+}
+
+INLINE vec multiply_add(int pairs, vec a, vec b, vec c)
+{
+#if HAS_PAIRS
+    if (pairs)
+        return (vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+#endif
+    return a * b + c;
 }
 
 /* ROWS rows and `vectors` vectors of columns of c. */
@@ -139,7 +150,7 @@ INLINE void multiply_block(int pairs, int vectors, float *c, int64_t c_row, cons
             right[n] = vec_load(b + n * LANES);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; r++) {
-            uint32_t left = a[r * a_row];
+            vec left = spread(pairs, a[r * a_row]);
 #pragma GCC unroll 4
             for (int n = 0; n < vectors; n++)
                 sum[r][n] = multiply_add(pairs, left, right[n], sum[r][n]);
@@ -257,39 +268,58 @@ INLINE int words_of(int pairs, int head_dim)
     return pairs ? (head_dim + 1) / 2 : head_dim;
 }
 
-INLINE uint32_t word_at(int pairs, const void *row, int index, int head_dim, int bf16)
+/* Words from one row of a left side to the next: whole vectors of any level. */
+INLINE int left_row_of(int pairs, int head_dim)
 {
-    if (!pairs)
-        return bits_of(load(row, index, bf16));
-    const uint16_t *halves = row;
-    return halves[2 * index] | (2 * index + 1 < head_dim ? (uint32_t)halves[2 * index + 1] << 16 : 0);
+    return (words_of(pairs, head_dim) + 15) / 16 * 16;
 }
 
-/* to [TILE, words]: the left side of a product over head_dim. */
+INLINE void copy_row(word *to, const void *row, int n, int bf16)
+{
+    if (!bf16) {
+        memcpy(to, row, (size_t)n * 4);
+        return;
+    }
+    const uint16_t *halves = row;
+    for (int i = 0; i < n; i++)
+        to[i] = (uint32_t)halves[i] << 16;
+}
+
+/* to [TILE, left_row]: the left side of a product over head_dim. */
 INLINE void pack_left(int pairs, word *to, const struct rows *rows)
 {
-    int words = words_of(pairs, rows->head_dim);
-    for (int r = 0; r < TILE; r++, to += words) {
-        if (r >= rows->count) {
-            memset(to, 0, (size_t)words * 4);
-            continue;
-        }
-        const void *row = row_at(rows, r);
-        for (int w = 0; w < words; w++)
-            to[w] = word_at(pairs, row, w, rows->head_dim, rows->bf16);
+    int row_words = left_row_of(pairs, rows->head_dim);
+    size_t filled = (size_t)rows->head_dim * (pairs ? 2 : 4), bytes = (size_t)row_words * 4;
+    for (int r = 0; r < rows->count; r++, to += row_words) {
+        if (pairs)
+            memcpy(to, row_at(rows, r), filled);
+        else
+            copy_row(to, row_at(rows, r), rows->head_dim, rows->bf16);
+        memset((char *)to + filled, 0, bytes - filled);
     }
+    memset(to, 0, bytes * (size_t)(TILE - rows->count));
 }
 
-/* to [words, TILE]: the right side of a product over head_dim. */
-INLINE void pack_across(int pairs, word *to, const struct rows *rows)
+/* Four words of four rows, to four rows of four words. */
+INLINE void transpose_block(word *to, int64_t to_row, const word *from, int64_t from_row)
 {
-    int words = words_of(pairs, rows->head_dim);
-    if (rows->count < TILE)
-        memset(to, 0, (size_t)words * TILE * 4);
-    for (int r = 0; r < rows->count; r++) {
-        const void *row = row_at(rows, r);
-        for (int w = 0; w < words; w++)
-            to[w * TILE + r] = word_at(pairs, row, w, rows->head_dim, rows->bf16);
+    vec4 a = *(const vec4_memory *)from, b = *(const vec4_memory *)(from + from_row);
+    vec4 c = *(const vec4_memory *)(from + 2 * from_row), d = *(const vec4_memory *)(from + 3 * from_row);
+    vec4 ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    vec4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    *(vec4_memory *)to = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+    *(vec4_memory *)(to + to_row) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+    *(vec4_memory *)(to + 2 * to_row) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+    *(vec4_memory *)(to + 3 * to_row) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+}
+
+/* to [words, TILE], the right side of a product over head_dim, from the same rows packed as a left side. */
+INLINE void pack_across(int pairs, word *to, const word *left, int head_dim)
+{
+    int words = words_of(pairs, head_dim), row_words = left_row_of(pairs, head_dim);
+    for (int w = 0; w < words; w += 4) {
+        for (int r = 0; r < TILE; r += 4)
+            transpose_block(to + w * TILE + r, TILE, left + r * row_words + w, row_words);
     }
 }
 
@@ -299,17 +329,25 @@ INLINE void pack_right(int pairs, word *to, const struct rows *rows, int width)
     int step = pairs ? 2 : 1, head_dim = rows->head_dim;
     for (int r = 0; r < TILE; r += step, to += width) {
         int filled = r < rows->count ? head_dim : 0;
-        const void *row = row_at(rows, r);
-        if (!pairs) {
-            for (int n = 0; n < filled; n++)
-                to[n] = bits_of(load(row, n, rows->bf16));
-        } else {
-            const uint16_t *even = row, *odd = r + 1 < rows->count ? row_at(rows, r + 1) : NULL;
-            for (int n = 0; n < filled; n++)
-                to[n] = even[n] | (odd ? (uint32_t)odd[n] << 16 : 0);
-        }
+        const uint16_t *even = row_at(rows, r), *odd = row_at(rows, r + 1);
+        if (!pairs)
+            copy_row(to, even, filled, rows->bf16);
+        for (int n = 0; pairs && n < filled; n++)
+            to[n] = even[n];
+        for (int n = 0; pairs && r + 1 < rows->count && n < head_dim; n++)
+            to[n] |= (uint32_t)odd[n] << 16;
         memset(to + filled, 0, (size_t)(width - filled) * 4);
     }
+}
+
+/* Product of row r of one left side and row r of another. */
+INLINE float dot_rows(int pairs, const word *a, const word *b, int r, int row_words)
+{
+    vec sum = { 0 };
+    for (int w = r * row_words; w < (r + 1) * row_words; w += LANES)
+        sum = multiply_add(pairs, vec_load((const float *)(const void *)(a + w)),
+                           vec_load((const float *)(const void *)(b + w)), sum);
+    return vec_sum(sum);
 }
 
 /* One row of f32 to the left side of a product over its columns; in place where they are f32 already. */

@@ -1,8 +1,9 @@
 /* What the processor reaches, for MFU and the cost model: measured on first use, then kept.
  *
- * The peak of each dtype is the best of a few oneDNN products that stay in the cache, the memory figure a copy that
- * does not; together they take under 100 ms. Ranks that probe at the same time on shared cores see what is left to
- * each, which is what they will get in training as well. */
+ * The peak of each dtype is that of oneDNN products that stay in the cache, the memory figure that of a copy that does
+ * not; together they take under 100 ms. Each thread computes its own products and its best one counts, so that a
+ * thread that waits for a busy core does not hold the others back: MFU then compares with what the cores can do. */
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -12,7 +13,7 @@
 
 #include "device.h"
 
-enum { SIDE = 512, COPY_BYTES = 32 << 20 };
+enum { SIDE = 256, MATRIX_BYTES = SIDE * SIDE * 4, COPY_BYTES = 32 << 20 };
 static const double GEMM_SECONDS = 0.02, COPY_SECONDS = 0.03;
 static const double LAUNCH_SECONDS = 2e-6; /* of any op, in the cost model */
 
@@ -23,47 +24,63 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static int make_product(struct cpu *cpu, dnnl_data_type_t dtype, int side, void *const data[3],
-                        dnnl_primitive_t *primitive, dnnl_exec_arg_t args[3])
+/* A product of SIDE x SIDE matrices by one thread; NULL where oneDNN has none of that dtype. */
+static dnnl_primitive_t make_product(struct cpu *cpu, const dnnl_memory_desc_t *md)
 {
-    static const int arg_ids[3] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST };
-    dnnl_memory_desc_t md;
-    dnnl_dims_t dims = { side, side };
     dnnl_matmul_desc_t desc;
     dnnl_primitive_desc_t pd = NULL;
-    if (dnnl_memory_desc_init_by_tag(&md, 2, dims, dtype, dnnl_ab) != dnnl_success ||
-        dnnl_matmul_desc_init(&desc, &md, &md, NULL, &md) != dnnl_success ||
-        dnnl_primitive_desc_create(&pd, &desc, NULL, cpu->engine, NULL) != dnnl_success)
-        return 0;
-    int ok = dnnl_primitive_create(primitive, pd) == dnnl_success;
+    dnnl_primitive_t primitive = NULL;
+    omp_set_num_threads(1);
+    if (dnnl_matmul_desc_init(&desc, md, md, NULL, md) == dnnl_success &&
+        dnnl_primitive_desc_create(&pd, &desc, NULL, cpu->engine, NULL) == dnnl_success &&
+        dnnl_primitive_create(&primitive, pd) != dnnl_success)
+        primitive = NULL;
     dnnl_primitive_desc_destroy(pd);
-    for (int n = 0; n < 3 && ok; n++) {
-        args[n] = (dnnl_exec_arg_t){ arg_ids[n], NULL };
-        ok = dnnl_memory_create(&args[n].memory, &md, cpu->engine, data[n]) == dnnl_success;
-    }
-    return ok;
+    omp_set_num_threads(cpu->threads);
+    return primitive;
 }
 
-/* Best rate within the time given; 0 where oneDNN has no such product. */
-static double measure_flops(struct cpu *cpu, dnnl_data_type_t dtype, char *memory)
+/* Best rate of the calling thread within the time given. */
+static double repeat_product(struct cpu *cpu, dnnl_primitive_t primitive, const dnnl_memory_desc_t *md, char *memory)
 {
-    size_t stride = (size_t)SIDE * SIDE * 4;
-    void *data[3] = { memory, memory + stride, memory + 2 * stride };
-    dnnl_primitive_t primitive = NULL;
+    static const int arg_ids[3] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST };
     dnnl_exec_arg_t args[3] = { { 0, NULL }, { 0, NULL }, { 0, NULL } };
     double best = 0, start = now();
-    int ok = make_product(cpu, dtype, SIDE, data, &primitive, args);
+    int ok = 1;
+    for (int n = 0; n < 3 && ok; n++) {
+        args[n].arg = arg_ids[n];
+        ok = dnnl_memory_create(&args[n].memory, md, cpu->engine, memory + n * MATRIX_BYTES) == dnnl_success;
+    }
     for (int n = 0; ok && (n < 4 || now() - start < GEMM_SECONDS); n++) {
         double before = now();
-        ok = dnnl_primitive_execute(primitive, cpu->stream, 3, args) == dnnl_success &&
-             dnnl_stream_wait(cpu->stream) == dnnl_success;
+        ok = dnnl_primitive_execute(primitive, cpu->stream, 3, args) == dnnl_success;
         double rate = 2.0 * SIDE * SIDE * SIDE / (now() - before);
         best = rate > best ? rate : best;
     }
     for (int n = 0; n < 3; n++)
         dnnl_memory_destroy(args[n].memory);
+    return best;
+}
+
+/* Sum over the threads. */
+static double measure_flops(struct cpu *cpu, dnnl_data_type_t dtype)
+{
+    dnnl_memory_desc_t md;
+    dnnl_dims_t dims = { SIDE, SIDE };
+    double sum = 0;
+    if (dnnl_memory_desc_init_by_tag(&md, 2, dims, dtype, dnnl_ab) != dnnl_success)
+        return 0;
+    dnnl_primitive_t primitive = make_product(cpu, &md);
+    size_t bytes = (size_t)cpu->threads * 3 * MATRIX_BYTES;
+    char *memory = primitive ? aligned_alloc(64, bytes) : NULL;
+    if (memory) {
+        memset(memory, 0, bytes);
+#pragma omp parallel num_threads(cpu->threads) reduction(+ : sum)
+        sum += repeat_product(cpu, primitive, &md, memory + (size_t)omp_get_thread_num() * 3 * MATRIX_BYTES);
+    }
+    free(memory);
     dnnl_primitive_destroy(primitive);
-    return ok ? best : 0;
+    return sum;
 }
 
 static double measure_memory(struct cpu *cpu, char *memory)
@@ -93,8 +110,8 @@ static void measure(struct cpu *cpu)
     if (!memory)
         return;
     memset(memory, 0, COPY_BYTES);
-    cpu->peaks.flops_f32 = measure_flops(cpu, dnnl_f32, memory);
-    cpu->peaks.flops_bf16 = measure_flops(cpu, dnnl_bf16, memory);
+    cpu->peaks.flops_f32 = measure_flops(cpu, dnnl_f32);
+    cpu->peaks.flops_bf16 = measure_flops(cpu, dnnl_bf16);
     if (cpu->peaks.flops_bf16 == 0) /* widened to f32, linear.c */
         cpu->peaks.flops_bf16 = cpu->peaks.flops_f32;
     cpu->peaks.bytes_per_s = measure_memory(cpu, memory);
