@@ -25,12 +25,12 @@ struct rows {
 static tn_placement variant_of(const struct tn_program *p, tn_op op, int32_t axis)
 {
     const struct tn_op_data *o = &p->ops[op];
-    for (uint32_t i = 0; i < o->n_in; i++)
-        if (o->in[i]) {
-            tn_placement place = p->values[o->in[i]].place[axis];
-            if (TN_PLACE_KIND(place) == TN_PLACE_SHARD && (place & 0xffff0000u))
-                return place & 0xffff0000u;
-        }
+    for (uint32_t i = 0; i < o->n_in + o->n_out; i++) { /* outputs: where an accumulator is still absent */
+        tn_value v = i < o->n_in ? o->in[i] : o->out[i - o->n_in];
+        tn_placement place = v ? p->values[v].place[axis] : TN_PLACE_UNSET;
+        if (TN_PLACE_KIND(place) == TN_PLACE_SHARD && (place & 0xffff0000u))
+            return place & 0xffff0000u;
+    }
     return 0;
 }
 
