@@ -1,4 +1,4 @@
-/* Init: the start values of params.
+/* Init: the start values of params; states start as zeros.
  *
  * Element i of a param is a function of (seed, name, i), where i counts in the whole tensor: Philox keyed by a hash
  * of seed and name gives four uniforms for each i / 4, Box and Muller (1958) two normals from two of them. So any
@@ -70,21 +70,30 @@ static void init_sharded(const struct tn_program *p, tn_value v, struct draw *d,
         free(index[dim]);
 }
 
+/* The start values of a param or state; NULL: out of memory. The caller frees them. */
+static float *start_values(const struct tn_program *p, tn_value v, int64_t seed)
+{
+    const struct tn_value_data *value = &p->values[v];
+    float *data = calloc((size_t)tn_local_elements(p, v) + 1, sizeof *data);
+    if (!data || value->kind == TN_KIND_STATE)
+        return data;
+    struct draw d = { .key = XXH3_64bits_withSeed(value->name, strlen(value->name), (XXH64_hash_t)seed),
+                      .group = UINT64_MAX, .scale = (float)value->init_arg, .init = value->init };
+    init_sharded(p, v, &d, data);
+    return data;
+}
+
 tn_status tn_init_params(const struct tn_exec *exec, const struct tn_program *flat, int64_t seed)
 {
     for (tn_value v = 1; v <= flat->n_values; v++) {
         const struct tn_value_data *value = &flat->values[v];
-        if (value->kind != TN_KIND_PARAM || value->def)
+        if ((value->kind != TN_KIND_PARAM && value->kind != TN_KIND_STATE) || value->def)
             continue;
-        struct draw d = { .key = XXH3_64bits_withSeed(value->name, strlen(value->name), (XXH64_hash_t)seed),
-                          .group = UINT64_MAX, .scale = (float)value->init_arg, .init = value->init };
-        size_t bytes = (size_t)tn_local_elements(flat, v) * sizeof(float);
-        float *host = malloc(bytes + 1);
-        if (!host)
+        float *data = start_values(flat, v, seed);
+        if (!data)
             return TN_NO_MEMORY;
-        init_sharded(flat, v, &d, host);
-        tn_status status = tn_exec_write(exec, v, host, bytes);
-        free(host);
+        tn_status status = tn_exec_write(exec, v, data, (uint64_t)tn_local_elements(flat, v) * sizeof *data);
+        free(data);
         if (status != TN_OK)
             return status;
     }

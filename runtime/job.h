@@ -90,7 +90,7 @@ int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, 
 /* Parts of it, each its own file. */
 /* local.c: global index of each of this rank's elements of dimension `dim`; local extent many. */
 void tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index);
-/* init.c: every param's start values, by name, seed and global element index alone. */
+/* init.c: every param's start values, by name, seed and global element index alone; states are zeros. */
 tn_status tn_init_params(const struct tn_exec *exec, const struct tn_program *flat, int64_t seed);
 /* lr.c: the learning rate of a step (from 0). */
 double tn_lr_at(const struct tn_settings *settings, int64_t step);

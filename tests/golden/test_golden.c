@@ -148,11 +148,13 @@ static void open_golden(struct golden *g)
     }
     if (tn_machine_init(&g->machine, &g->job, NULL, tn_plan_bytes(&g->compiled.plan), error, sizeof error) != TN_OK)
         fail_msg("%s", error);
+    memset(g->machine.arena, 0xff, g->machine.arena_bytes); /* what nobody writes is a NaN */
     g->exec = tn_exec_bind(&g->machine, &g->compiled.plan, error, sizeof error);
     if (!g->exec)
         fail_msg("%s", error);
     g->feed = tn_feed_new(g->exec, &g->compiled.flat);
     assert_non_null(g->feed);
+    assert_int_equal(tn_init_params(g->exec, &g->compiled.flat, 0), TN_OK);
 }
 
 static void close_golden(struct golden *g)
