@@ -1,6 +1,7 @@
 /* Conformance: many operations, groups and pieces of memory at a time. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests.h"
 #include "values.h"
@@ -184,4 +185,69 @@ void test_memory(struct rank *r)
         for (int k = 0; k < PIECES; k++)
             r->t->mem_free(r->self, memory[(k * 7 + r->rank) % PIECES]);
     }
+}
+
+/* ---- a random program, the same on all ranks but for its pauses and places ---- */
+
+struct pending {
+    struct tn_request *request;
+    float *x;
+    uint64_t count, salt;
+    const int32_t *ranks;
+    int32_t n;
+};
+
+static uint32_t draw(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static void settle(struct rank *r, struct pending *p)
+{
+    if (!p->request)
+        return;
+    finish(r, p->request);
+    check_sum(r, p->x, p->count, p->ranks, p->n, p->salt);
+    p->request = NULL;
+}
+
+void test_random(struct rank *r)
+{
+    enum { STEPS = 400, DEPTH = 12, ROOM = 50048 };
+    static const uint64_t counts[] = { 1, 2, 57, 59, 1000, 5000, 17000, 50000 };
+    int32_t all[MAX_RANKS], part[MAX_RANKS], n_part = 0;
+    for (int32_t i = 0; i < r->n; i++) {
+        all[i] = i;
+        if (i % 2 == r->rank % 2)
+            part[n_part++] = i;
+    }
+    struct tn_comm *group;
+    CHECK_STATUS(r, r->t->comm_create(r->self, "part", part, n_part, SECONDS(10), &group), TN_OK);
+    void *memory;
+    CHECK_STATUS(r, r->t->mem_alloc(r->self, DEPTH * ROOM * sizeof(float), &memory), TN_OK);
+    float *own = malloc(DEPTH * ROOM * sizeof *own);
+    struct pending pending[DEPTH] = { 0 };
+    uint32_t common = 12345, mine = 777 + (uint32_t)r->rank;
+    for (uint64_t step = 0; step < STEPS; step++) {
+        uint64_t count = counts[draw(&common) % 8];
+        int use_part = draw(&common) % 3 == 0, slot = (int)(step % DEPTH);
+        struct pending *p = &pending[slot];
+        settle(r, p);
+        if (draw(&mine) % 4 == 0)
+            settle(r, &pending[draw(&mine) % DEPTH]);
+        if (draw(&mine) % 40 == 0)
+            usleep(draw(&mine) % 2000);
+        float *base = draw(&mine) % 4 == 0 ? own : memory;
+        *p = (struct pending){ NULL, base + (size_t)slot * ROOM + draw(&mine) % 40, count, step, use_part ? part : all,
+                               use_part ? n_part : r->n };
+        fill(p->x, count, r->rank, step);
+        all_reduce(r, use_part ? group : r->world, p->x, count, &p->request);
+    }
+    for (int k = 0; k < DEPTH; k++)
+        settle(r, &pending[k]);
+    barrier(r);
+    r->t->comm_destroy(group);
+    r->t->mem_free(r->self, memory);
+    free(own);
 }

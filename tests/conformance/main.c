@@ -30,6 +30,7 @@ static const struct test {
     { "grid", test_grid, 0, -1 },
     { "across_groups", test_across_groups, 0, -1 },
     { "ring_full", test_ring_full, 0, -1 },
+    { "random", test_random, 0, -1 },
     { "memory", test_memory, FEW_SIZES, -1 },
     { "timeout", test_timeout, 0, -1 },
     { "abort", test_abort, FEW_SIZES, -1 },

@@ -30,7 +30,14 @@
  * Who makes a change (last to publish, last slice of a round, last to be ready, a message, a
  * failure) makes it before it reads bell.sleeping. All are sequentially consistent, so either
  * the sleeper sees the change or the maker sees the sleeper. A rank that dies anywhere leaves
- * at worst a claimed slice: the others' waits end by the bootstrap's word or by their timeout. */
+ * at worst a claimed slice: the others' waits end by the bootstrap's word or by their timeout.
+ *
+ * A failure belongs to the whole comm and stays. A peer that holds a slice may write to the
+ * output of a failed operation for that one slice longer: its contents are not defined, and its
+ * memory must stay until comm_destroy.
+ *
+ * Calls marked [comm] come from one thread at a time for all comms of an instance: a wait in one
+ * comm advances the others too, which is what keeps groups from waiting for each other. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -43,7 +50,7 @@
 
 #include "shm.h"
 
-enum { PAGE = 4096, TEST_POLL = 256, SPIN_CHECK = 64, PAUSE_NS = 10000 };
+enum { PAGE = 4096, TEST_POLL = 256 };
 
 /* shm_entry.word */
 enum { ENTRY_FREE, ENTRY_BUSY, ENTRY_OPEN, ENTRY_ALIVE };
@@ -299,6 +306,10 @@ static void check_peers(struct tn_request *r, uint64_t now)
     describe(r, missing, text, sizeof text);
     shm_comm_fail(r->comm, TN_PEER, missing, r, "%s, and a rank of the job has died", text);
     shm_advance(r->comm->shm, 0);
+    if (r->status == TN_PENDING) { /* it died while it was writing down a failure */
+        atomic_store(&r->comm->block->failed, (uint32_t)-TN_PEER);
+        shm_advance(r->comm->shm, 0);
+    }
 }
 
 tn_status shm_wait(struct tn_request *r, uint64_t timeout_ns)
@@ -310,7 +321,7 @@ tn_status shm_wait(struct tn_request *r, uint64_t timeout_ns)
             shm_advance(s, -1);
         if (r->status != TN_PENDING)
             return finish(r);
-        if (s->has_own_core && turn % SPIN_CHECK != SPIN_CHECK - 1) {
+        if (turn < s->pauses) {
             relax();
             continue;
         }
@@ -326,7 +337,7 @@ tn_status shm_wait(struct tn_request *r, uint64_t timeout_ns)
             return give_up(r, timeout_ns);
         if (now - start >= s->spin_ns)
             sleep_on_bell(r, end - now < POLL_NS ? end - now : POLL_NS);
-        else if (!s->has_own_core || now - start >= PAUSE_NS)
+        else
             sched_yield(); /* the peer may be waiting for this very core */
     }
 }

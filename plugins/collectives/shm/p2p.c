@@ -10,7 +10,7 @@
 #include "shm.h"
 
 enum { MODE_SMALL, MODE_DIRECT, MODE_PIPED };
-enum { CHUNKS = 2 };
+enum { CHUNKS = 2, DIRECT_STEP = 1 << 20 /* bytes copied in one go */ };
 
 static struct shm_channel *channel_of(const struct tn_comm *c, int32_t from, int32_t to)
 {
@@ -115,8 +115,11 @@ static int is_received(struct tn_request *r, struct shm_channel *ch, const struc
     if (m->mode == MODE_SMALL && all > 0)
         memcpy(r->out, m->data, all);
     if (m->mode == MODE_DIRECT) {
-        void *out = r->out;
-        c->shm->kernels->copy(shm_at(c->shm, m->loc), &out, 1, all, all > c->shm->cache_bytes);
+        uint64_t bytes = least(all - r->moved, DIRECT_STEP);
+        void *out = r->out + r->moved;
+        c->shm->kernels->copy(shm_at(c->shm, m->loc) + r->moved, &out, 1, bytes, all > c->shm->cache_bytes);
+        r->moved += bytes;
+        return r->moved == all;
     }
     while (m->mode == MODE_PIPED && r->moved < all) {
         if (atomic_load(&ch->filled) <= flow->chunks)

@@ -15,7 +15,8 @@
 
 #include "shm.h"
 
-enum { MAX_CPUS = 1024, DEFAULT_CACHE = 32 << 20, OWN_CORE_SPIN_US = 300, SHARED_CORE_SPIN_US = 50 };
+enum { MAX_CPUS = 1024, DEFAULT_CACHE = 32 << 20, OWN_CORE_SPIN_US = 300, SHARED_CORE_SPIN_US = 50,
+       PAUSES = 256 /* several microseconds */ };
 
 uint64_t shm_now(void)
 {
@@ -158,7 +159,8 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
         return s->host->fail(s->host, TN_INVALID, "shm: init called twice");
     uint64_t now = shm_now();
     uint64_t deadline = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
-    s->bootstrap = *bootstrap;
+    memcpy(&s->bootstrap, bootstrap,
+           bootstrap->struct_size < sizeof *bootstrap ? bootstrap->struct_size : sizeof *bootstrap);
     s->rank = bootstrap->rank;
     s->n = bootstrap->size;
     s->timeout_ns = timeout_ns;
@@ -172,8 +174,8 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
         return st;
     s->cores = count_cores(s);
     s->workers = s->n < s->cores ? s->n : s->cores;
-    s->has_own_core = s->n <= s->cores;
-    int64_t automatic = s->has_own_core ? OWN_CORE_SPIN_US : SHARED_CORE_SPIN_US;
+    s->pauses = s->n <= s->cores ? PAUSES : 0;
+    int64_t automatic = s->n <= s->cores ? OWN_CORE_SPIN_US : SHARED_CORE_SPIN_US;
     s->spin_ns = (uint64_t)(s->spin_option_us < 0 ? automatic : s->spin_option_us) * 1000u;
     s->host->log(s->host, TN_LOG_DEBUG, "%d ranks on %d cores, %s kernels", (int)s->n, (int)s->cores,
                  s->kernels->name);

@@ -213,7 +213,7 @@ struct shm {
     int32_t rank, n;
     int64_t spin_option_us;
     uint64_t spin_ns, timeout_ns, next_poll_ns;
-    int has_own_core;       /* there are as many cores as ranks */
+    uint32_t pauses;        /* looks at the peers before giving way: none without a core for each rank */
     int32_t cores, workers; /* of all ranks' affinity masks; of them, how many ranks can use */
     uint64_t cache_bytes;
 
