@@ -4,15 +4,28 @@
  * from the descriptors, so any dtype will do. */
 #include "check.h"
 
-/* state: the copy that run makes, and what it clears first */
 struct box {
     char *to;
     const char *from;
     int64_t outer, bytes, to_stride, from_stride; /* strides in bytes */
 };
 
-static void copy_box(const struct box *box)
+enum { COPY_BYTES = 65536 }; /* that a thread copies at a time of one long piece */
+
+static void copy_piece(const struct cpu *cpu, char *to, const char *from, int64_t bytes)
 {
+#pragma omp parallel for num_threads(cpu_team(cpu, bytes / 4)) schedule(static)
+    for (int64_t at = 0; at < bytes; at += COPY_BYTES)
+        memcpy(to + at, from + at, (size_t)(bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES));
+}
+
+static void copy_box(const struct cpu *cpu, const struct box *box)
+{
+    if (box->outer == 1) {
+        copy_piece(cpu, box->to, box->from, box->bytes);
+        return;
+    }
+#pragma omp parallel for num_threads(cpu_team(cpu, box->outer * box->bytes / 4)) schedule(static)
     for (int64_t n = 0; n < box->outer; n++)
         memcpy(box->to + n * box->to_stride, box->from + n * box->from_stride, (size_t)box->bytes);
 }
@@ -59,7 +72,7 @@ static void run_slice(struct tn_kernel *k)
 {
     const struct tn_tensor *whole = &k->in[0], *part = &k->out[0];
     struct box box = part_box(k, whole, part);
-    copy_box(&box);
+    copy_box(k->cpu, &box);
     if (k->i[LAYOUT_DIM] < 0)
         memset(box.to + box.bytes, 0, (size_t)(tensor_bytes(part) - box.bytes));
 }
@@ -68,10 +81,9 @@ static void run_unslice(struct tn_kernel *k)
 {
     const struct tn_tensor *part = &k->in[0], *whole = &k->out[0];
     struct box box = part_box(k, whole, part);
-    struct box reverse = { (char *)whole->data + (box.from - (char *)whole->data), box.to, box.outer, box.bytes,
-                           box.from_stride, box.to_stride };
+    struct box reverse = { (char *)box.from, box.to, box.outer, box.bytes, box.from_stride, box.to_stride };
     memset(whole->data, 0, (size_t)tensor_bytes(whole));
-    copy_box(&reverse);
+    copy_box(k->cpu, &reverse);
 }
 
 /* The part must be the whole but for its run along dim, which must lie inside. */
@@ -130,7 +142,7 @@ static void run_merge_blocks(struct tn_kernel *k)
 {
     for (int64_t part = 0; part < k->i[BLOCKS_PARTS]; part++) {
         struct box box = block_box(k, &k->out[0], &k->in[0], part);
-        copy_box(&box);
+        copy_box(k->cpu, &box);
     }
 }
 
@@ -139,7 +151,7 @@ static void run_split_blocks(struct tn_kernel *k)
     for (int64_t part = 0; part < k->i[BLOCKS_PARTS]; part++) {
         struct box box = block_box(k, &k->in[0], &k->out[0], part);
         struct box reverse = { (char *)box.from, box.to, box.outer, box.bytes, box.from_stride, box.to_stride };
-        copy_box(&reverse);
+        copy_box(k->cpu, &reverse);
     }
 }
 

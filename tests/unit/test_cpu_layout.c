@@ -83,6 +83,21 @@ static void blocks(struct harness *h)
     }
 }
 
+/* Large enough for more than one thread, in one piece and in many. */
+static void large(struct harness *h)
+{
+    struct tn_tensor *whole = counted(h, TN_F32, 2, 300, 301), *y = harness_like(h, TN_F32, whole);
+    struct tn_tensor *part = harness_tensor(h, TN_F32, 3, 1, 300, 301), *flat = harness_tensor(h, TN_F32, 1, 100000);
+    part->offset[0] = 1;
+    struct tn_attr first = TN_ATTR_I("dim", 0), middle = TN_ATTR_I("dim", 1), parts_of = TN_ATTR_I("parts", 5);
+    COMPARE(h, TN_OP_SLICE, HARNESS_T(whole), HARNESS_T(part), HARNESS_A(first), 0);
+    COMPARE(h, TN_OP_UNSLICE, HARNESS_T(part), HARNESS_T(y), HARNESS_A(first), 0);
+    COMPARE(h, TN_OP_SLICE, HARNESS_T(whole), HARNESS_T(flat),
+            HARNESS_A(TN_ATTR_I("dim", -1), TN_ATTR_I("coord", 1)), 0);
+    COMPARE(h, TN_OP_MERGE_BLOCKS, HARNESS_T(whole), HARNESS_T(y), HARNESS_A(middle, parts_of), 0);
+    COMPARE(h, TN_OP_SPLIT_BLOCKS, HARNESS_T(whole), HARNESS_T(y), HARNESS_A(middle, parts_of), 0);
+}
+
 static void wrong_shapes_are_refused(void **state)
 {
     struct harness h;
@@ -104,6 +119,7 @@ static void wrong_shapes_are_refused(void **state)
 static void test_parts(void **state) { compare_everywhere_f32(parts); }
 static void test_flat_parts(void **state) { compare_everywhere_f32(flat_parts); }
 static void test_blocks(void **state) { compare_everywhere_f32(blocks); }
+static void test_large(void **state) { compare_everywhere_f32(large); }
 
 int main(void)
 {
@@ -111,6 +127,7 @@ int main(void)
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_flat_parts),
         cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_large),
         cmocka_unit_test(wrong_shapes_are_refused),
     };
     return cmocka_run_group_tests_name("cpu_layout", tests, NULL, NULL);
