@@ -46,6 +46,8 @@ tn_value tn_grad_acc(struct tn_program *p, struct tn_autodiff *ad, tn_value w)
     if (ad->grad[param])
         return ad->grad[param];
     const struct tn_value_data *value = &p->values[param];
+    if (value->kind != TN_KIND_PARAM)
+        tn_program_error(p, 0, "%s is used as a weight, but is no param: its gradient would be lost", value->name);
     const char *name = tn_arena_printf(&p->arena, "grad.%s", value->name);
     tn_value acc = tn_value_new(p, TN_KIND_ACCUMULATOR, name, TN_F32, value->rank, p->values[param].shape);
     p->values[acc].like = param;
@@ -62,19 +64,27 @@ void tn_grad_set(struct tn_program *p, struct tn_autodiff *ad, tn_value w, tn_va
     ad->grad[param] = dw;
 }
 
-tn_value tn_accumulated(const struct tn_program *p, tn_value v)
+tn_value *tn_accumulated(struct tn_program *p)
 {
-    tn_value at = v;
+    size_t n = (size_t)p->n_values + 1;
+    tn_value *total = tn_arena_alloc(&p->arena, n * sizeof *total), *root = tn_arena_alloc(&p->arena, n * sizeof *root);
+    for (tn_value v = 1; v < n; v++)
+        total[v] = root[v] = v;
     for TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         if (o->region != TN_REGION_FORWARD && o->region != TN_REGION_BACKWARD)
             continue;
         const struct tn_op_kind *kind = tn_op_kind(o->opcode);
-        for (uint32_t i = 0; i < o->n_out; i++)
-            if (kind->must_alias[i] >= 0 && (uint32_t)kind->must_alias[i] < o->n_in && o->in[kind->must_alias[i]] == at)
-                at = o->out[i];
+        for (uint32_t i = 0; i < o->n_out; i++) {
+            int alias = kind->must_alias[i];
+            tn_value from = alias >= 0 && (uint32_t)alias < o->n_in ? o->in[alias] : 0;
+            if (!from || total[root[from]] != from)
+                continue;
+            root[o->out[i]] = root[from];
+            total[root[from]] = o->out[i];
+        }
     }
-    return at;
+    return total;
 }
 
 /* Which values a gradient must reach: params, and all that is computed from them. */

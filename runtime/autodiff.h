@@ -28,8 +28,9 @@ void tn_autodiff(struct tn_program *p);
 /* Requires: tn_autodiff. Establishes: inputs lr and t, states, the step region's updates, the output grad.clip. */
 void tn_optimizer(struct tn_program *p, const struct tn_settings *settings);
 
-/* The last value of the chain of in-place updates that starts at accumulator `v`, within the micro-batch regions. */
-tn_value tn_accumulated(const struct tn_program *p, tn_value v);
+/* By value, in the program's arena: the last one of the chain of in-place updates that starts at it, within the
+ * micro-batch regions; itself where nothing updates it. */
+tn_value *tn_accumulated(struct tn_program *p);
 
 /* For the gradient rules (rules_grad.c): */
 struct tn_autodiff {

@@ -54,11 +54,12 @@ void tn_optimizer(struct tn_program *p, const struct tn_settings *settings)
         tn_program_error(p, 0, "out of memory");
         goto done;
     }
+    const tn_value *totals = tn_accumulated(p);
     p->at_region = TN_REGION_STEP;
     for (tn_value acc = 1; acc <= n_values; acc++) {
         if (p->values[acc].kind != TN_KIND_ACCUMULATOR || p->values[acc].def || !p->values[acc].like)
             continue;
-        tn_value param = p->values[acc].like, total = tn_accumulated(p, acc);
+        tn_value param = p->values[acc].like, total = totals[acc];
         p->at_layer = p->values[param].layer;
         const char *name = tn_arena_printf(&p->arena, "%s.g", p->values[param].name);
         g[n] = tn_op_new(p, TN_OP_SYNC, name, &total, 1, NULL, 0);

@@ -269,34 +269,44 @@ static int larger_first(const void *a, const void *b)
     return (x->root > y->root) - (x->root < y->root);
 }
 
-static int lower_first(const void *a, const void *b)
+/* Where a block at `offset` goes in a list sorted by offset. */
+static size_t sorted_place(const struct block *const *placed, size_t n, int64_t offset)
 {
-    const struct block *x = *(const struct block *const *)a, *y = *(const struct block *const *)b;
-    return (x->offset > y->offset) - (x->offset < y->offset);
+    size_t low = 0;
+    while (n > 0) {
+        size_t half = n / 2;
+        if (placed[low + half]->offset <= offset) {
+            low += half + 1;
+            n -= half + 1;
+        } else {
+            n = half;
+        }
+    }
+    return low;
 }
 
-/* Largest first, each at the lowest offset free for its whole life (greedy by size; Pisarchyk and Lee 2020). */
+/* Largest first, each at the lowest offset free for its whole life (greedy by size; Pisarchyk and Lee 2020). Those
+ * placed are kept by offset, so that the search for a gap ends at the gap. */
 static int64_t place_blocks(struct block *block, size_t n)
 {
-    const struct block **beside = malloc((n + 1) * sizeof *beside);
+    const struct block **placed = malloc((n + 1) * sizeof *placed);
     int64_t top = 0;
-    assert(beside);
+    assert(placed);
     qsort(block, n, sizeof *block, larger_first);
     for (size_t i = 0; i < n; i++) {
-        size_t m = 0;
-        for (size_t j = 0; j < i; j++)
-            if (block[j].first <= block[i].last && block[i].first <= block[j].last)
-                beside[m++] = &block[j];
-        qsort(beside, m, sizeof *beside, lower_first);
+        struct block *b = &block[i];
         int64_t at = 0;
-        for (size_t j = 0; j < m && beside[j]->offset < at + block[i].bytes; j++)
-            if (beside[j]->offset + beside[j]->bytes > at)
-                at = beside[j]->offset + beside[j]->bytes;
-        block[i].offset = at;
-        if (at + block[i].bytes > top)
-            top = at + block[i].bytes;
+        for (size_t j = 0; j < i && placed[j]->offset < at + b->bytes; j++)
+            if (placed[j]->offset + placed[j]->bytes > at && placed[j]->first <= b->last && b->first <= placed[j]->last)
+                at = placed[j]->offset + placed[j]->bytes;
+        b->offset = at;
+        size_t place = sorted_place(placed, i, at);
+        memmove(placed + place + 1, placed + place, (i - place) * sizeof *placed);
+        placed[place] = b;
+        if (at + b->bytes > top)
+            top = at + b->bytes;
     }
-    free(beside);
+    free(placed);
     return top;
 }
 

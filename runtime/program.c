@@ -271,9 +271,15 @@ tn_op tn_last_op(const struct tn_program *p)
     return p->n_ops;
 }
 
+tn_op tn_first_user(const struct tn_program *p, tn_value v)
+{
+    tn_op def = p->values[v].def;
+    return def && p->ops[def].linked ? p->ops[def].next : p->first;
+}
+
 void tn_replace_uses(struct tn_program *p, tn_value from, tn_value to, tn_op after)
 {
-    for (tn_op op = after ? p->ops[after].next : p->first; op; op = p->ops[op].next)
+    for (tn_op op = after ? p->ops[after].next : tn_first_user(p, from); op; op = p->ops[op].next)
         for (uint32_t i = 0; i < p->ops[op].n_in; i++)
             if (p->ops[op].in[i] == from)
                 p->ops[op].in[i] = to;

@@ -95,7 +95,7 @@ static tn_op api_user_next(const struct tn_program *p, tn_value v, tn_op after)
 {
     if (!good_value(p, v))
         return 0;
-    for (tn_op op = api_op_next(p, after); op; op = p->ops[op].next)
+    for (tn_op op = after ? api_op_next(p, after) : tn_first_user(p, v); op; op = p->ops[op].next)
         for (uint32_t i = 0; i < p->ops[op].n_in; i++)
             if (p->ops[op].in[i] == v)
                 return op;
