@@ -1,0 +1,386 @@
+#!/usr/bin/env python3
+"""Equivalence: whatever the layout, training is the one-rank run.
+
+    matrix.py RUN SUITE [--table FILE] [--only WORDS] [--keep]
+    matrix.py page FILE...
+
+Trains tiny models in every layout of the suite with RUN (run.c) and compares each with one rank that computes the
+batch in one part: initial parameters bit for bit, loss and gradient norm of every step on every rank, parameters
+after the last step on every rank. --table writes what ran and how far it was off, `page` makes docs/equivalence.md
+from such tables. --only runs the layouts whose text has all the words; --keep leaves the files and says where.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import math
+import os
+import pathlib
+import random
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+STEPS, BATCH, SEQUENCE, SPACE = 10, 8, 16, 32
+SECONDS_A_RUN = 120
+WORKERS = 2
+
+MANIFEST = f"""\
+[job]
+steps = {STEPS}
+[model]
+plugin = gpt
+[gpt]
+layers = 2
+hidden = 32
+heads = 8
+mlp = 64
+vocab = 64
+positions = {SEQUENCE}
+init_std = 0.08
+[data]
+source = tokens
+path = corpus
+sequence = {SEQUENCE}
+batch = {BATCH}
+validation = 0
+[optimizer]
+schedule = constant
+lr = 1e-3
+eps = 1e-6
+[comm]
+timeout = 30s
+[device]
+plugin = cpu
+"""
+
+# Largest deviation: of loss and norm relative to the one-rank run's, of a parameter beside its largest element or
+# the way that AdamW may have carried it, steps x lr.
+#
+# bf16 rounds each activation by up to u = 2^-9, and a layout moves the roundings: a product whose sum is cut over the
+# ranks is rounded once a rank before the terms are added, where one rank rounds the whole sum. Per layer that touches
+# the two projections into the residual stream, and in backward the gradients of the two norms' outputs; with tp = 4
+# the four roundings of a term of about half the sum's size add up to one u. Two layers, there and back, are 8 such
+# places and the logits a ninth: as independent errors of u / sqrt(3) they move an element by 1.7 u = 0.3%. The loss
+# is a mean over 128 tokens of a logarithm of about 4 whose error is that of logits of about 1: 0.3% / sqrt(128) / 4,
+# and a tenth of a permille is held with room for ten steps of drift: 1e-3. The norm is a root of a sum over 20 000
+# elements, whose errors share the few roundings nearest to the loss: 0.3%, held to 1e-2. AdamW moves an element by lr
+# whatever the size of its gradient, so where the gradient is smaller than its error of 0.3% of the tensor's largest,
+# the direction itself is noise: such an element may end steps x lr to either side of where it was, so that two runs
+# differ by up to twice that. The bound on parameters is therefore 2 on that scale: no more than AdamW can do.
+BOUNDS = {
+    "fp32": {"loss": 2e-5, "norm": 2e-5, "param": 1e-4},
+    "bf16": {"loss": 1e-3, "norm": 1e-2, "param": 2.0},
+}
+
+GPT2 = {"gpt.family": "gpt2"}
+LLAMA = {"gpt.family": "llama", "gpt.kv_heads": 4}
+QWEN = {**LLAMA, "gpt.qkv_bias": "true", "gpt.qk_norm": "true"}
+TIED, UNTIED = {"gpt.tied": "true"}, {"gpt.tied": "false"}
+BF16 = {"precision.compute": "bf16"}
+MASKED = {"data.ignore": SPACE}
+
+
+# Layouts.
+
+class Layout:
+    """How one run is cut: overrides of the manifest on top of what is trained."""
+
+    def __init__(self, tp=1, dp=1, sp="off", parts=1, order="tp, dp", **more):
+        self.ranks = tp * dp
+        self.overrides = {"strategies.chain": order, "tp.size": tp, "dp.size": dp, "tp.sequence_parallel": sp,
+                          "data.micro_batches": parts}
+        self.overrides.update({key.replace("__", "."): value for key, value in more.items()})
+        words = [f"tp {tp}", f"dp {dp}"] + (["sp"] if sp == "on" else []) + [f"{parts} parts"]
+        words += ["dp first"] if order.startswith("dp") else []
+        words += [f"{key.split('__')[1]} {value}" for key, value in more.items()]
+        self.text = ", ".join(words)
+
+
+def grid(tps=(1, 2, 4), dps=(1, 2), parts=(1, 4), **more):
+    """All of tp x sequence_parallel x dp x micro-batches but the one-rank run itself."""
+    return [Layout(tp, dp, sp, n, **more) for tp in tps for sp in (("off", "on") if tp > 1 else ("off",))
+            for dp in dps for n in parts if (tp, dp, n) != (1, 1, 1)]
+
+
+class Group:
+    """One thing that is trained, in several layouts. `reference`: what the one-rank run has beside it."""
+
+    def __init__(self, name, training, layouts, reference=None, precision="fp32"):
+        self.name, self.training, self.layouts = name, training, layouts
+        self.reference, self.bounds = reference or {}, BOUNDS[precision]
+
+
+def family_suite(name, model):
+    return [Group(f"{name}, {head}", {**model, **tied}, grid()) for head, tied in (("tied", TIED), ("untied", UNTIED))]
+
+
+def mixed_suite():
+    some = [Layout(2, 2), Layout(2, 2, "on", 4), Layout(4, 1, "on"), Layout(4, 2, parts=4)]
+    kv = {"gpt.kv_heads": 2}
+    uneven = [Layout(1, 2, dp__shares="3, 1"), Layout(2, 2, parts=2, dp__shares="3, 1"),
+              Layout(2, 2, "on", dp__shares="1, 3")]
+    buckets = [Layout(1, 2, dp__bucket=0), Layout(1, 2, parts=4, dp__bucket=300), Layout(2, 2, "on", dp__bucket="5K")]
+    first = [Layout(2, 2, "on", 4, order="dp, tp"), Layout(4, 2, order="dp, tp")]
+    dropout = {"gpt.dropout": 0.2}
+    groups = [
+        Group("llama, fewer key heads than tp", {**LLAMA, **kv, **UNTIED}, grid(tps=(4,)) + grid(tps=(8,), dps=(1,))),
+        Group("llama, one key head", {**QWEN, "gpt.kv_heads": 1, **TIED}, some + [Layout(2, 1, "on")]),
+        Group("llama, q/k/v biases and normed heads", {**QWEN, **UNTIED}, grid(dps=(2,)) ),
+        Group("llama, fewer key heads than tp, biases, normed heads", {**QWEN, **kv, **TIED}, some),
+        Group("llama, dp first", {**LLAMA, **UNTIED}, first),
+        Group("llama, fewer key heads than tp, dp first", {**LLAMA, **kv, **UNTIED, **MASKED}, first),
+        Group("gpt2, dp first", {**GPT2, **TIED, **MASKED}, first),
+    ]
+    for vocab in (61, 257):
+        odd = {"gpt.vocab": vocab}
+        groups += [Group(f"gpt2, vocabulary of {vocab}", {**GPT2, **TIED, **odd}, some),
+                   Group(f"llama, vocabulary of {vocab}", {**LLAMA, **UNTIED, **odd}, some),
+                   Group(f"llama, fewer key heads than tp, vocabulary of {vocab}", {**LLAMA, **kv, **TIED, **odd}, some)]
+    for name, model in (("gpt2", {**GPT2, **TIED}), ("llama", {**LLAMA, **UNTIED})):
+        groups += [
+            Group(f"{name}, masked targets", {**model, **MASKED}, grid(tps=(1, 2))),
+            Group(f"{name}, unequal shares", {**model, **MASKED}, uneven),
+            Group(f"{name}, buckets", model, buckets),
+            Group(f"{name}, SGD", {**model, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, some),
+            Group(f"{name}, no clipping", {**model, "optimizer.clip": 0}, some[:2]),
+            Group(f"{name}, always clipped", {**model, "optimizer.clip": 0.1}, some[:2]),
+            Group(f"{name}, dropout", {**model, **dropout}, [Layout(2), Layout(4, 2, "on"), Layout(1, 2)]),
+            Group(f"{name}, dropout, 4 parts", {**model, **dropout},
+                  [Layout(2, 1, "on", 4), Layout(4, 2, "off", 4), Layout(1, 2, "off", 4)],
+                  reference={"data.micro_batches": 4}),
+        ]
+    return groups
+
+
+def bf16_suite():
+    some = [Layout(1, 1, parts=4), Layout(1, 2), Layout(2), Layout(4), Layout(2, 2, "on", 4), Layout(4, 2, "on")]
+    models = {"gpt2": {**GPT2, **TIED}, "llama": {**LLAMA, **UNTIED},
+              "llama, fewer key heads than tp, biases, normed heads": {**QWEN, "gpt.kv_heads": 2, **TIED}}
+    return [Group(f"{name}, bf16", {**model, **BF16, **MASKED}, some, precision="bf16") for name, model in models.items()]
+
+
+SUITES = {"gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
+          "mixed": mixed_suite, "bf16": bf16_suite}
+
+
+# Runs.
+
+def write_corpus(folder):
+    """Sums of small numbers as a Megatron indexed dataset; here and there many spaces, so that masking them leaves
+    very different numbers of targets."""
+    rng, text = random.Random(7), ""
+    while len(text) < 20000:
+        a, b = rng.randrange(100), rng.randrange(100)
+        text += f"{a}+{b}:{a + b}" + " " * (rng.randrange(12) if len(text) // 100 % 3 == 0 else 1)
+    tokens = text.encode()
+    (folder / "corpus.bin").write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
+    (folder / "corpus.idx").write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) +
+                                        struct.pack("<iqqq", len(tokens), 0, 0, 1))
+
+
+def as_flags(overrides):
+    return [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+
+
+def run(command, env):
+    """(exit code, output); kills the whole group of processes at the deadline."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True,
+                               start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=SECONDS_A_RUN)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return -1, f"{output}\nstill running after {SECONDS_A_RUN} s"
+    return process.returncode, output
+
+
+class Record:
+    """What a run's ranks wrote: steps[rank][step] = (loss, norm), findings[when][rank]."""
+
+    def __init__(self, path):
+        self.steps, self.findings = {}, {"start": {}, "end": {}}
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if "when" in entry:
+                self.findings[entry["when"]][entry["rank"]] = entry
+            else:
+                self.steps.setdefault(entry["rank"], {})[entry["step"]] = (float(entry["loss"]), float(entry["norm"]))
+
+
+class Runner:
+    def __init__(self, program, folder):
+        self.program, self.folder = program, folder
+        self.env = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TENON_LAUNCHER"):
+            self.env.pop(name, None)
+        (folder / "job.ini").write_text(MANIFEST)
+        write_corpus(folder)
+
+    def train(self, name, params, mode, overrides):
+        """The run's record, or a string that says how it failed."""
+        record = self.folder / f"{name}.jsonl"
+        command = [self.program, str(self.folder / "job.ini"), str(record), str(self.folder / params), mode]
+        code, output = run(command + as_flags(overrides), self.env)
+        if code != 0:
+            return f"exit code {code}:\n{output.strip()}"
+        return Record(record)
+
+
+# Judgement.
+
+def relative(value, want):
+    return abs(value - want) / abs(want) if value != want else 0.0
+
+
+def exceeds(value, bound):
+    return not value <= bound  # a NaN too
+
+
+def check_steps(result, reference, bounds, problems, worst):
+    for rank, steps in sorted(result.steps.items()):
+        for step, want in reference.steps[0].items():
+            for what, value, right in zip(("loss", "norm"), steps.get(step, (math.nan, math.nan)), want):
+                off = relative(value, right)
+                worst[what] = max(worst[what], off)
+                if exceeds(off, bounds[what]):
+                    problems.append(f"step {step}, rank {rank}: {what} is {value:.9g}, on one rank {right:.9g}: "
+                                    f"off by {off:.2g}, more than {bounds[what]:g}")
+
+
+def check_cover(findings, reference, problems):
+    """All ranks' parts of a parameter together are the whole one, once or several times."""
+    whole = reference.findings["start"][0]["elements"]
+    held = [sum(counts) for counts in zip(*(finding["elements"] for finding in findings.values()))]
+    if len(held) != len(whole) or any(h % w or h < w for h, w in zip(held, whole)):
+        problems.append(f"the ranks hold {held} elements of the parameters; they have {whole}")
+
+
+def check_params(result, reference, bounds, problems, worst):
+    for rank, finding in sorted(result.findings["start"].items()):
+        if finding["unequal"]:
+            problems.append(f"rank {rank} starts with {finding['unequal']} other elements, in {finding['param']}")
+    for rank, finding in sorted(result.findings["end"].items()):
+        off = float(finding["worst"])
+        worst["param"] = max(worst["param"], off)
+        if exceeds(off, bounds["param"]):
+            problems.append(f"rank {rank} ends with {finding['param']} off by {off:.2g}, more than {bounds['param']:g}")
+    check_cover(result.findings["start"], reference, problems)
+
+
+def judge(result, reference, ranks, bounds):
+    """(problems, worst deviations)"""
+    worst = {"loss": 0.0, "norm": 0.0, "param": 0.0}
+    if isinstance(result, str):
+        return [result], worst
+    problems = []
+    for name, seen in (("steps", result.steps), *result.findings.items()):
+        if sorted(seen) != list(range(ranks)):
+            problems.append(f"{name}: ranks {sorted(seen)} reported, of {ranks}")
+    check_steps(result, reference, bounds, problems, worst)
+    check_params(result, reference, bounds, problems, worst)
+    return problems, worst
+
+
+def run_group(runner, number, group, only, pool):
+    """Rows of the table: one a layout."""
+    layouts = [l for l in group.layouts if all(w in f"{group.name}, {l.text}" for w in only)]
+    if not layouts:
+        return []
+    reference = runner.train(f"{number}", f"{number}", "write", {**group.training, **group.reference})
+    if isinstance(reference, str):
+        print(f"FAIL  {group.name}, one rank\n      {reference}\n      {shlex.join(as_flags(group.training))}", flush=True)
+        return [{"group": group.name, "layout": "one rank", "failed": True}]
+
+    def one(item):
+        index, layout = item
+        return layout, runner.train(f"{number}-{index}", f"{number}", "compare", {**group.training, **layout.overrides})
+
+    rows = []
+    for layout, result in pool.map(one, enumerate(layouts)):
+        problems, worst = judge(result, reference, layout.ranks, group.bounds)
+        rows.append({"group": group.name, "layout": layout.text, "ranks": layout.ranks, "failed": bool(problems),
+                     "bounds": group.bounds, **worst})
+        if problems:
+            print(f"FAIL  {group.name}: {layout.text}")
+            print("\n".join(f"      {line}" for p in problems[:4] for line in p.splitlines()))
+            print(f"      {shlex.join(as_flags({**group.training, **layout.overrides}))}", flush=True)
+    return rows
+
+
+def run_suite(args):
+    began, folder = time.monotonic(), pathlib.Path(tempfile.mkdtemp(prefix="tenon-equivalence-"))
+    try:
+        runner = Runner(args.run, folder)
+        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+            rows = [row for number, group in enumerate(SUITES[args.suite]())
+                    for row in run_group(runner, number, group, args.only, pool)]
+    finally:
+        if args.keep:
+            print(f"files are in {folder}")
+        else:
+            shutil.rmtree(folder)
+    if args.table:
+        pathlib.Path(args.table).write_text(json.dumps({"suite": args.suite, "rows": rows}, indent=1) + "\n")
+    failed = sum(row["failed"] for row in rows)
+    worst = {key: max((row.get(key, 0) for row in rows), default=0) for key in ("loss", "norm", "param")}
+    print(f"{args.suite}: {len(rows)} layouts, {failed} failed; worst loss {worst['loss']:.2g}, norm {worst['norm']:.2g}, "
+          f"parameter {worst['param']:.2g}; {time.monotonic() - began:.0f} s")
+    return 1 if failed or not rows else 0
+
+
+# The page.
+
+def page(files):
+    text = PAGE_HEAD
+    for name in files:
+        table = json.loads(pathlib.Path(name).read_text())
+        text += f"\n## {table['suite']}\n\n| trained | layouts | loss | norm | parameters |\n|---|---|---|---|---|\n"
+        groups = {}
+        for row in table["rows"]:
+            groups.setdefault(row["group"], []).append(row)
+        for group, rows in groups.items():
+            worst = " | ".join(f"{max(row[key] for row in rows):.1e}" for key in ("loss", "norm", "param"))
+            layouts = "; ".join(row["layout"] for row in rows)
+            text += f"| {group} | {len(rows)}: {layouts} | {worst} |\n"
+    return text
+
+
+PAGE_HEAD = f"""\
+# Equivalence
+
+Whatever the layout, training is the one-rank run. tests/equivalence trains two-layer models for {STEPS} steps in every
+layout below and compares with one rank that computes the batch in one part; the figures are the worst deviation of
+any step, rank and parameter. `tests/equivalence/matrix.py page` makes this page from the tables that the tests leave
+in build/tests/equivalence.
+
+| | loss and norm of each step | parameters after the last |
+|---|---|---|
+| fp32 | {BOUNDS['fp32']['loss']:g} relative | {BOUNDS['fp32']['param']:g} of the largest element, or of steps x lr if that is more |
+| bf16 | loss {BOUNDS['bf16']['loss']:g}, norm {BOUNDS['bf16']['norm']:g} relative; why so much: matrix.py | twice steps x lr: what AdamW can do at most |
+
+Initial parameters are the same bit for bit, on every rank. `sp`: sequence_parallel; `parts`: micro-batches.
+"""
+
+
+def main():
+    if sys.argv[1:2] == ["page"]:
+        print(page(sys.argv[2:]), end="")
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--table")
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--keep", action="store_true")
+    return run_suite(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

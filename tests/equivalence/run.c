@@ -1,0 +1,263 @@
+/* Equivalence, one run: trains like `tenon run`, and says what a layout may not change.
+ *
+ *     run JOB.ini RECORD PARAMS write|compare [--set SECTION.KEY=VALUE]...
+ *
+ * `write`, on one rank: PARAMS.start and PARAMS.end get all parameters, whole, in the model's order. `compare`: each
+ * rank compares its part of each with those files, so that every replica is looked at. RECORD gets JSON lines from
+ * every rank, each in one write: at each step {"rank", "step", "loss", "norm"}, and at both times {"rank", "when",
+ * "elements" (of its part of each parameter), "unequal" (how many differ in a bit), "worst" (largest distance beside
+ * the parameter's largest element, or beside steps x lr if that is more), "param" (where)}. Numbers that may be NaN are
+ * strings. matrix.py judges. */
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "job.h"
+
+enum { MOST_OVERRIDES = 64 };
+
+struct args {
+    const char *manifest, *record, *params;
+    int compare;
+    const char *overrides[MOST_OVERRIDES];
+    size_t n_overrides;
+};
+
+struct witness {
+    const struct args *args;
+    int32_t rank;
+    int record;    /* file descriptor, appends */
+    double travel; /* how far the optimizer may have carried an element */
+};
+
+/* What a rank found at one time. */
+struct finding {
+    struct tn_buf elements;
+    uint64_t unequal;
+    double worst;
+    const char *param;
+};
+
+static void fail(const char *what)
+{
+    perror(what);
+    exit(1);
+}
+
+/* One parameter: this rank's part of it, and where its elements are in the whole one. */
+struct part {
+    const struct tn_program *p;
+    tn_value v;
+    int32_t rank;
+    int64_t shape[TN_MAX_DIMS], *index[TN_MAX_DIMS];
+    int64_t n;
+    float *data;
+};
+
+static void part_init(struct part *part, const struct tn_exec *exec, const struct tn_program *p, tn_value v)
+{
+    *part = (struct part){ .p = p, .v = v };
+    tn_local(p, v, p->coord, &part->rank, part->shape, NULL);
+    part->n = tn_elements(part->shape, part->rank);
+    part->data = malloc((size_t)part->n * sizeof *part->data + 1);
+    if (!part->data || tn_exec_read(exec, v, part->data, (uint64_t)part->n * sizeof *part->data) != TN_OK)
+        fail(p->values[v].name);
+    for (int32_t dim = 0; dim < part->rank; dim++) {
+        part->index[dim] = malloc((size_t)p->values[v].shape[dim] * sizeof **part->index);
+        if (!part->index[dim])
+            fail(p->values[v].name);
+        tn_local_indices(p, v, dim, part->index[dim]);
+    }
+}
+
+static void part_finish(struct part *part)
+{
+    for (int32_t dim = 0; dim < part->rank; dim++)
+        free(part->index[dim]);
+    free(part->data);
+}
+
+/* Where element i of the part is in the whole parameter. */
+static int64_t place_of(const struct part *part, int64_t i)
+{
+    int64_t at[TN_MAX_DIMS], place = 0;
+    for (int32_t dim = part->rank - 1; dim >= 0; dim--) {
+        at[dim] = part->index[dim][i % part->shape[dim]];
+        i /= part->shape[dim];
+    }
+    for (int32_t dim = 0; dim < part->rank; dim++)
+        place = place * part->p->values[part->v].shape[dim] + at[dim];
+    return place;
+}
+
+static void compare_part(const struct part *part, const float *whole, int64_t n_whole, double travel, struct finding *finding)
+{
+    double scale = travel, worst = 0;
+    for (int64_t i = 0; i < n_whole; i++)
+        scale = fmax(scale, fabs((double)whole[i]));
+    for (int64_t i = 0; i < part->n; i++) {
+        float want = whole[place_of(part, i)];
+        double distance = fabs((double)part->data[i] - (double)want);
+        finding->unequal += memcmp(&part->data[i], &want, sizeof want) != 0;
+        if (!(distance <= worst)) /* a NaN stays */
+            worst = distance;
+    }
+    worst = worst > 0 || isnan(worst) ? worst / scale : 0;
+    if (!(worst <= finding->worst)) {
+        finding->worst = worst;
+        finding->param = part->p->values[part->v].name;
+    }
+}
+
+static FILE *open_params(const struct witness *w, int64_t step)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s.%s", w->args->params, step == 0 ? "start" : "end");
+    FILE *file = fopen(path, w->args->compare ? "rb" : "wb");
+    if (!file)
+        fail(path);
+    return file;
+}
+
+/* Writes the whole parameter, or compares this rank's part with it. */
+static void witness_param(const struct witness *w, const struct part *part, FILE *file, struct finding *finding)
+{
+    int64_t n = tn_elements(part->p->values[part->v].shape, part->p->values[part->v].rank);
+    tn_buf_printf(&finding->elements, finding->elements.length ? ", %lld" : "%lld", (long long)part->n);
+    if (!w->args->compare) {
+        if (part->n != n || fwrite(part->data, sizeof *part->data, (size_t)n, file) != (size_t)n)
+            fail("write");
+        return;
+    }
+    float *whole = malloc((size_t)n * sizeof *whole);
+    if (!whole || fread(whole, sizeof *whole, (size_t)n, file) != (size_t)n)
+        fail("read");
+    compare_part(part, whole, n, w->travel, finding);
+    free(whole);
+}
+
+static void say(const struct witness *w, const struct tn_buf *line)
+{
+    if (write(w->record, line->text, line->length) != (ssize_t)line->length)
+        fail(w->args->record);
+}
+
+static void on_params(void *ctx, const struct tn_exec *exec, const struct tn_program *flat, int64_t step)
+{
+    const struct witness *w = ctx;
+    struct finding finding = { .param = "" };
+    struct tn_buf line;
+    FILE *file = open_params(w, step);
+    tn_buf_init(&finding.elements);
+    tn_buf_init(&line);
+    for (tn_value v = 1; v <= flat->n_values; v++) {
+        struct part part;
+        if (flat->values[v].kind != TN_KIND_PARAM || flat->values[v].def)
+            continue;
+        part_init(&part, exec, flat, v);
+        witness_param(w, &part, file, &finding);
+        part_finish(&part);
+    }
+    if (fclose(file))
+        fail(w->args->params);
+    tn_buf_printf(&line, "{\"rank\": %d, \"when\": \"%s\", \"elements\": [%s], \"unequal\": %llu, \"worst\": \"%.9g\", \"param\": \"%s\"}\n",
+                  w->rank, step == 0 ? "start" : "end", finding.elements.text, (unsigned long long)finding.unequal,
+                  finding.worst, finding.param);
+    say(w, &line);
+    tn_buf_finish(&line);
+    tn_buf_finish(&finding.elements);
+}
+
+static void on_step(void *ctx, const struct tn_step_report *report)
+{
+    const struct witness *w = ctx;
+    struct tn_buf line;
+    tn_buf_init(&line);
+    tn_buf_printf(&line, "{\"rank\": %d, \"step\": %lld, \"loss\": \"%.9g\", \"norm\": \"%.9g\"}\n", w->rank,
+                  (long long)report->step, report->loss, report->grad_norm);
+    say(w, &line);
+    tn_buf_finish(&line);
+}
+
+static int train(const struct args *args, struct tn_job *job, struct tn_rank *rank)
+{
+    struct witness w = { .args = args, .rank = rank ? rank->rank : 0, .travel = job->settings.lr * (double)job->settings.steps,
+                         .record = open(args->record, O_WRONLY | O_CREAT | O_APPEND, 0600) };
+    const struct tn_observer observer = { .ctx = &w, .params = on_params, .step = on_step };
+    if (w.record < 0)
+        fail(args->record);
+    int code = tn_job_train(job, rank, NULL, &observer);
+    close(w.record);
+    return code;
+}
+
+static int refuse(struct tn_job *job)
+{
+    tn_diag_print(&job->diag, stderr);
+    tn_job_close(job);
+    return 2;
+}
+
+static int run_rank(const struct args *args, int32_t me, int32_t world)
+{
+    struct tn_job job;
+    struct tn_rank rank;
+    char error[1024] = "";
+    tn_log_setup(me, TN_LOG_WARN);
+    if (tn_job_open(&job, args->manifest, args->overrides, args->n_overrides, world))
+        return refuse(&job);
+    if (tn_rank_init(&rank, (uint64_t)job.settings.comm_timeout_ns, error, sizeof error) != TN_OK) {
+        tn_log(TN_LOG_ERROR, "%s", error);
+        return 1;
+    }
+    int code = train(args, &job, &rank);
+    tn_job_close(&job);
+    if (code == 0)
+        tn_rank_finish(&rank);
+    return code;
+}
+
+static int run_local(const struct args *args, char **argv)
+{
+    struct tn_job job;
+    tn_launch_hold_signals();
+    if (tn_job_open(&job, args->manifest, args->overrides, args->n_overrides, 0))
+        return refuse(&job);
+    int32_t world = job.mesh.world;
+    if (world > 1) {
+        tn_job_close(&job);
+        return tn_launch_local(world, argv);
+    }
+    tn_launch_alone();
+    int code = train(args, &job, NULL);
+    tn_job_close(&job);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct args args = { 0 };
+    char error[512];
+    int32_t rank = 0, world = 1;
+    if (argc < 5) {
+        fprintf(stderr, "usage: run JOB.ini RECORD PARAMS write|compare [--set SECTION.KEY=VALUE]...\n");
+        return 2;
+    }
+    args.manifest = argv[1];
+    args.record = argv[2];
+    args.params = argv[3];
+    args.compare = strcmp(argv[4], "compare") == 0;
+    for (int i = 5; i + 1 < argc && args.n_overrides < MOST_OVERRIDES; i += 2)
+        args.overrides[args.n_overrides++] = argv[i + 1];
+    int joined = tn_launch_joined(&rank, &world, error, sizeof error);
+    if (joined < 0) {
+        fprintf(stderr, "%s\n", error);
+        return 2;
+    }
+    return joined ? run_rank(&args, rank, world) : run_local(&args, argv);
+}
