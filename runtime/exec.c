@@ -132,7 +132,7 @@ int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_progra
 
 /* binding */
 
-static void bind_comm(struct tn_exec *exec, tn_op op, struct entry *e)
+static tn_status bind_comm(struct tn_exec *exec, tn_op op, struct entry *e)
 {
     const struct tn_program *p = exec->plan->p;
     const struct tn_op_data *o = &p->ops[op];
@@ -144,10 +144,13 @@ static void bind_comm(struct tn_exec *exec, tn_op op, struct entry *e)
     e->peer = (int32_t)tn_attr_i(p, op, o->opcode == TN_OP_BROADCAST ? "root" : "peer", 0);
     e->dtype = p->values[counted].dtype;
     e->count = (uint64_t)tn_local_elements(p, counted);
+    if ((o->opcode == TN_OP_ALL_GATHER || o->opcode == TN_OP_REDUCE_SCATTER) && tn_attr_i(p, op, "dim", -1) < 0)
+        e->count = (uint64_t)tn_flat_part(p, counted, e->axis);
     if (o->opcode == TN_OP_ALL_TO_ALL)
         e->count /= (uint64_t)p->mesh->axis[e->axis].size;
     e->send = in ? address(exec, in) : NULL;
     e->recv = out ? address(exec, out) : NULL;
+    return exec->machine.comm[e->axis] ? TN_OK : TN_INVALID;
 }
 
 static tn_status bind_kernel(struct tn_exec *exec, tn_op op, struct entry *e)
@@ -155,9 +158,9 @@ static tn_status bind_kernel(struct tn_exec *exec, tn_op op, struct entry *e)
     struct described d;
     const struct tn_machine *m = &exec->machine;
     void *scratch = m->arena + exec->plan->persistent_bytes + exec->plan->transient_bytes;
-    if (describe(exec->plan->p, op, exec->plan, m->arena, &d))
-        return TN_NO_MEMORY;
-    tn_status status = m->device->bind(m->device_self, &d.desc, scratch, &e->kernel);
+    tn_status status = describe(exec->plan->p, op, exec->plan, m->arena, &d) ? TN_NO_MEMORY : TN_OK;
+    if (status == TN_OK)
+        status = m->device->bind(m->device_self, &d.desc, scratch, &e->kernel);
     undescribe(&d);
     return status;
 }
@@ -196,10 +199,10 @@ struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_p
         entry_of[op] = exec->n_entries++;
         e->name = p->ops[op].name;
         e->wait = bind_waits(exec, entry_of, p->ops[op].order, &e->n_waits);
-        if (tn_op_is_comm(p->ops[op].opcode)) {
-            bind_comm(exec, op, e);
-        } else if (bind_kernel(exec, op, e) != TN_OK) {
-            snprintf(error, error_bytes, "the device cannot run %s = %s", e->name, tn_op_kind(p->ops[op].opcode)->name);
+        int comm = tn_op_is_comm(p->ops[op].opcode);
+        if ((comm ? bind_comm(exec, op, e) : bind_kernel(exec, op, e)) != TN_OK) {
+            snprintf(error, error_bytes, comm ? "%s = %s: its axis has a single rank, with nobody to talk to"
+                                              : "the device cannot run %s = %s", e->name, tn_op_kind(p->ops[op].opcode)->name);
             free(entry_of);
             tn_exec_destroy(exec);
             return NULL;
@@ -278,12 +281,15 @@ static tn_status explain(struct tn_exec *exec, struct entry *e, tn_status status
     struct tn_buf buf;
     tn_buf_init(&buf);
     name_op(exec, e, &buf);
-    exec->machine.backend->last_error(exec->machine.comm[e->axis], &error);
+    if (exec->machine.backend->last_error)
+        exec->machine.backend->last_error(exec->machine.comm[e->axis], &error);
     if (death)
         tn_log(TN_LOG_ERROR, "%s cannot finish: %s", buf.text, death);
     else if (status == TN_TIMEOUT && error.peer >= 0)
         tn_log(TN_LOG_ERROR, "%s: rank %d did not arrive within %.0f s", buf.text, error.peer,
                (double)exec->machine.timeout_ns * 1e-9);
+    else if (status == TN_TIMEOUT)
+        tn_log(TN_LOG_ERROR, "%s: some rank did not arrive within %.0f s", buf.text, (double)exec->machine.timeout_ns * 1e-9);
     else
         tn_log(TN_LOG_ERROR, "%s failed: %s", buf.text, error.message && *error.message ? error.message : "no reason given by the backend");
     tn_buf_finish(&buf);
@@ -299,8 +305,8 @@ static tn_status finish(struct tn_exec *exec, struct entry *e)
     tn_status status = b->test(e->request);
     while (status == TN_PENDING || status == TN_TIMEOUT) {
         status = b->wait(e->request, WAIT_SLICE_NS);
-        if (status != TN_TIMEOUT)
-            continue;
+        if (status != TN_TIMEOUT && status != TN_PENDING)
+            break;
         uint64_t now = now_ns();
         begun = begun ? begun : now;
         if (exec->machine.store && tn_store_death(exec->machine.store, NULL))
@@ -346,7 +352,7 @@ tn_status tn_exec_step(struct tn_exec *exec)
         status = start(exec, e);
         if (status < 0)
             return explain(exec, e, status);
-        exec->in_flight++;
+        exec->in_flight += e->request != NULL;
     }
     tn_status status = finish_all(exec, exec->final_wait, exec->n_final_waits);
     return status == TN_OK ? m->device->queue_sync(m->device_self, m->queue) : status;

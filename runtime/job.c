@@ -64,6 +64,8 @@ static void schedule(struct tn_job *job, struct tn_compiled *c)
         slots = tn_arena_alloc(&c->flat.arena, cap * sizeof *slots);
         if (strategy->schedule(instance->self, &c->program, c->micro_batches, slots, cap, &n) != TN_OK)
             tn_program_error(&c->flat, 0, "%s: %s", instance->library.plugin->id, tn_instance_message(instance));
+        else if (n > cap)
+            tn_program_error(&c->flat, 0, "%s: a schedule of %u slots, where there is room for %u", instance->library.plugin->id, n, cap);
     }
     if (c->flat.n_errors == 0)
         tn_schedule(&c->program, &c->flat, c->micro_batches, slots, n);

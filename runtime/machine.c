@@ -112,11 +112,18 @@ static void describe_chain(const struct tn_job *job, char *text, size_t bytes)
     }
 }
 
-static tn_status get_statement(struct tn_rank *rank, int32_t of, uint64_t deadline_ns, struct statement *out)
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static tn_status get_statement(struct tn_rank *rank, int32_t of, uint64_t timeout_ns, struct statement *out)
 {
     char key[32];
     snprintf(key, sizeof key, "job/%d", of);
-    for (uint64_t waited = 0; waited < deadline_ns; waited += AGREE_SLICE_NS) {
+    for (uint64_t began = now_ns(); now_ns() - began <= timeout_ns;) {
         uint32_t bytes = sizeof *out;
         tn_status status = rank->bootstrap.get(rank->bootstrap.ctx, key, out, &bytes);
         if (status != TN_PENDING)
@@ -146,7 +153,8 @@ tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t by
         status = get_statement(rank, r, (uint64_t)job->settings.comm_timeout_ns, &other);
         if (status != TN_OK) {
             const char *death = tn_store_death(rank->store, NULL);
-            snprintf(error, error_bytes, "rank %d has not said what it runs: %s", r, death ? death : "it did not arrive in time");
+            snprintf(error, error_bytes, "rank %d has not said what it runs: %s", r,
+                     death ? death : status == TN_CONFLICT ? "it is another version of tenon" : "it did not arrive in time");
         } else if (other.plugins != mine.plugins || other.world != mine.world) {
             status = TN_CONFLICT;
             snprintf(error, error_bytes, "rank %d runs other plugins (%s) than rank %d (%s)", r, other.chain, rank->rank, mine.chain);

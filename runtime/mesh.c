@@ -5,7 +5,7 @@
 
 int tn_mesh_add(struct tn_mesh *mesh, const char *name, int32_t size, const char *owner)
 {
-    if (mesh->n_axes == TN_MAX_AXES)
+    if (mesh->n_axes == TN_MAX_AXES || (mesh->n_axes && size > INT32_MAX / mesh->world))
         return -1;
     if (mesh->n_axes == 0)
         mesh->world = 1;

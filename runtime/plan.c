@@ -74,7 +74,15 @@ static void pack_inputs(struct planner *s, tn_op op)
         s->packed[root] = 1;
         at += round_up(tn_local_elements(s->p, o->in[i]), 16);
     }
-    s->bytes[o->out[0]] = at * item;
+    s->bytes[o->out[0]] = round_up(at * item, ALIGN);
+}
+
+/* v is `delta` bytes into the memory of `of`. */
+static void join_part(struct planner *s, tn_value v, tn_value of, int64_t delta)
+{
+    int64_t offset;
+    tn_value root = root_of(s, of, &offset);
+    join(s, v, root, offset + delta);
 }
 
 static void share_memory(struct planner *s, tn_op op)
@@ -84,13 +92,13 @@ static void share_memory(struct planner *s, tn_op op)
     for (uint32_t i = 0; i < o->n_out; i++) {
         int in = kind->must_alias[i];
         if (in >= 0 && (uint32_t)in < o->n_in && o->in[in])
-            join(s, o->out[i], o->in[in], 0);
+            join_part(s, o->out[i], o->in[in], 0);
     }
     if (o->opcode == TN_OP_SYNC)
-        join(s, o->out[0], o->in[0], 0);
+        join_part(s, o->out[0], o->in[0], 0);
     if (o->opcode == TN_OP_VIEW)
-        join(s, o->out[0], o->in[0],
-             tn_attr_i(s->p, op, "offset", 0) * tn_dtype_bytes(s->p->values[o->in[0]].dtype));
+        join_part(s, o->out[0], o->in[0],
+                  tn_attr_i(s->p, op, "offset", 0) * tn_dtype_bytes(s->p->values[o->in[0]].dtype));
     if (o->opcode == TN_OP_PACK)
         pack_inputs(s, op);
 }
@@ -135,7 +143,8 @@ static void note_uses(struct planner *s)
             tn_value root = root_of(s, v, NULL);
             if (o->order < s->first[root])
                 s->first[root] = o->order;
-            s->last_use[root] = o->order;
+            if (s->last_use[root] < o->order)
+                s->last_use[root] = o->order;
             if (p->values[v].kind == TN_KIND_ACCUMULATOR)
                 s->category[root] = TN_MEM_GRADIENTS;
             if (p->values[v].flags & TN_VALUE_OUTPUT)
@@ -161,8 +170,9 @@ static void reuse_inputs(struct planner *s)
             for (uint32_t k = 0; k < o->n_in && k < 8; k++) {
                 if (!(kind->may_alias[i] >> k & 1) || !o->in[k])
                     continue;
-                tn_value root = root_of(s, o->in[k], NULL);
-                int dies = s->last_use[root] == o->order && s->first[root] >= 0 && !s->persistent[root];
+                int64_t offset;
+                tn_value root = root_of(s, o->in[k], &offset);
+                int dies = s->last_use[root] == o->order && s->first[root] >= 0 && !s->persistent[root] && offset == 0;
                 int shared = 0; /* another output has taken it */
                 for (uint32_t j = 0; j < o->n_out; j++)
                     shared |= j != i && root_of(s, o->out[j], NULL) == root;

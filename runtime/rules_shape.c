@@ -361,10 +361,29 @@ void shape_view(struct tn_program *p, tn_op op)
 }
 
 /* Packed parts lie at multiples of 16 elements; axes that cut any part cut the whole `flat`. */
+/* The plan puts each input where the pack has it, so it must be free to lie anywhere, and once. */
+static int may_be_packed(struct tn_program *p, tn_op op, uint32_t i)
+{
+    const struct tn_op_data *o = &p->ops[op];
+    const struct tn_value_data *v = &p->values[o->in[i]];
+    const char *why = !v->def                                          ? "no op makes it"
+                      : p->ops[v->def].opcode == TN_OP_VIEW            ? "it is a view of other memory"
+                      : v->dtype != p->values[o->in[0]].dtype ? "its dtype is not that of the first input"
+                                                                       : NULL;
+    for (uint32_t k = 0; k < i && !why; k++)
+        why = o->in[k] == o->in[i] ? "it is packed twice" : NULL;
+    if (why)
+        tn_program_error(p, op, "%s cannot be packed: %s", v->name, why);
+    return !why;
+}
+
 void shape_pack(struct tn_program *p, tn_op op)
 {
     int64_t n = 0, ranks = 1;
     const struct tn_op_data *o = &p->ops[op];
+    for (uint32_t i = 0; i < o->n_in; i++)
+        if (!may_be_packed(p, op, i))
+            return;
     for (uint32_t i = 0; i < o->n_in; i++)
         n += (tn_local_elements(p, o->in[i]) + 15) / 16 * 16;
     for (int32_t axis = 0; axis < p->mesh->n_axes; axis++) {

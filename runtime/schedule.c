@@ -174,12 +174,26 @@ static void hoist(struct tn_program *flat)
     free(hoisted);
 }
 
+/* Slots come from a plugin: each must name a micro-batch region and a micro-batch that there is. */
+static int slots_fit(struct tn_program *flat, int32_t micro_batches, const struct tn_slot *slots, uint32_t n_slots)
+{
+    for (uint32_t i = 0; slots && i < n_slots; i++)
+        if (!per_micro(slots[i].region) || slots[i].micro < 0 || slots[i].micro >= micro_batches || slots[i].stage < 0) {
+            tn_program_error(flat, 0, "slot %u of the schedule is region %u, stage %d, micro-batch %d; regions are forward and "
+                             "backward, micro-batches 0 to %d", i, slots[i].region, slots[i].stage, slots[i].micro, micro_batches - 1);
+            return 0;
+        }
+    return 1;
+}
+
 void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t micro_batches, const struct tn_slot *slots,
                  uint32_t n_slots)
 {
     size_t n = (size_t)p->n_values + 1;
     memcpy(flat->parts, p->parts, sizeof flat->parts);
     flat->n_parts = p->n_parts;
+    if (!slots_fit(flat, micro_batches, slots, n_slots))
+        return;
     struct scheduler s = { .p = p, .flat = flat, .micro_batches = micro_batches };
     tn_value *tables = calloc(n * (size_t)(micro_batches + 3), sizeof *tables);
     if (!tables) {

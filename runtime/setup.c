@@ -84,7 +84,7 @@ static void size_chain(struct tn_job *job)
     for (uint32_t i = 0; i < job->n_chain; i++) {
         int64_t size = size_option(&job->chain[i]);
         if (size > 0)
-            product *= size;
+            product = size > INT32_MAX ? INT64_MAX : product * size;
         else if (automatic < 0)
             automatic = (int32_t)i;
         else
