@@ -6,8 +6,8 @@
  * rank compares its part of each with those files, so that every replica is looked at. RECORD gets JSON lines from
  * every rank, each in one write: at each step {"rank", "step", "loss", "norm"}, and at both times {"rank", "when",
  * "elements" (of its part of each parameter), "unequal" (how many differ in a bit), "worst" (largest distance beside
- * the parameter's largest element, or beside steps x lr if that is more), "param" (where)}. Numbers that may be NaN are
- * strings. matrix.py judges. */
+ * the parameter's largest element, or beside steps x lr if that is more), "param" (where), "rms" (root mean square of all
+ * distances beside steps x lr)}. Numbers that may be NaN are strings. matrix.py judges. */
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
@@ -38,8 +38,8 @@ struct witness {
 /* What a rank found at one time. */
 struct finding {
     struct tn_buf elements;
-    uint64_t unequal;
-    double worst;
+    uint64_t unequal, n;
+    double worst, squares;
     const char *param;
 };
 
@@ -106,7 +106,9 @@ static void compare_part(const struct part *part, const float *whole, int64_t n_
         finding->unequal += memcmp(&part->data[i], &want, sizeof want) != 0;
         if (!(distance <= worst)) /* a NaN stays */
             worst = distance;
+        finding->squares += distance * distance;
     }
+    finding->n += (uint64_t)part->n;
     worst = worst > 0 || isnan(worst) ? worst / scale : 0;
     if (!(worst <= finding->worst)) {
         finding->worst = worst;
@@ -165,9 +167,10 @@ static void on_params(void *ctx, const struct tn_exec *exec, const struct tn_pro
     }
     if (fclose(file))
         fail(w->args->params);
-    tn_buf_printf(&line, "{\"rank\": %d, \"when\": \"%s\", \"elements\": [%s], \"unequal\": %llu, \"worst\": \"%.9g\", \"param\": \"%s\"}\n",
-                  w->rank, step == 0 ? "start" : "end", finding.elements.text, (unsigned long long)finding.unequal,
-                  finding.worst, finding.param);
+    tn_buf_printf(&line, "{\"rank\": %d, \"when\": \"%s\", \"elements\": [%s], \"unequal\": %llu, \"worst\": \"%.9g\", \"param\": \"%s\", "
+                  "\"rms\": \"%.9g\"}\n", w->rank, step == 0 ? "start" : "end", finding.elements.text,
+                  (unsigned long long)finding.unequal, finding.worst, finding.param,
+                  sqrt(finding.squares / (double)(finding.n + !finding.n)) / w->travel);
     say(w, &line);
     tn_buf_finish(&line);
     tn_buf_finish(&finding.elements);
