@@ -1,6 +1,7 @@
 /* Conformance: many operations, groups and pieces of memory at a time. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests.h"
@@ -185,6 +186,58 @@ void test_memory(struct rank *r)
         for (int k = 0; k < PIECES; k++)
             r->t->mem_free(r->self, memory[(k * 7 + r->rank) % PIECES]);
     }
+}
+
+static double clock_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* One late operation: rank 0 comes when the others have long been asleep. Returns how long after
+ * that they were done. */
+static double late_by(struct rank *r, int kind, float *x)
+{
+    struct tn_request *q;
+    _Atomic uint64_t *came = shared_word(r, 0);
+    barrier(r);
+    if (r->rank == 0) {
+        usleep(10000);
+        atomic_store(came, (uint64_t)(clock_s() * 1e9));
+    }
+    if (kind < 2)
+        all_reduce(r, r->world, x, kind == 0 ? 1 : 20000, &q);
+    else if (r->rank == 0)
+        CHECK_STATUS(r, r->t->send(r->world, x, 20000, TN_F32, 1, NULL, &q), TN_OK);
+    else if (r->rank == 1)
+        CHECK_STATUS(r, r->t->recv(r->world, x, 20000, TN_F32, 0, NULL, &q), TN_OK);
+    else
+        return 0;
+    finish(r, q);
+    return clock_s() - (double)atomic_load(came) * 1e-9;
+}
+
+/* Who sleeps is woken by what it waits for, not by the next time-out of its sleep. */
+void test_wake(struct rank *r)
+{
+    enum { TURNS = 9 };
+    if (r->n < 2)
+        return;
+    void *memory;
+    CHECK_STATUS(r, r->t->mem_alloc(r->self, 80000, &memory), TN_OK);
+    float *own = calloc(20000, sizeof *own);
+    for (int kind = 0; kind < 3; kind++)
+        for (int place = 0; place < 2; place++) {
+            int late = 0;
+            for (int turn = 0; turn < TURNS; turn++)
+                late += late_by(r, kind, place ? own : memory) > 0.02;
+            check_that(r, late <= TURNS / 2, __FILE__, __LINE__, "kind %d, %s: slow to wake %d times of %d", kind,
+                       place ? "private" : "shared", late, TURNS);
+        }
+    barrier(r);
+    r->t->mem_free(r->self, memory);
+    free(own);
 }
 
 /* ---- a random program, the same on all ranks but for its pauses and places ---- */

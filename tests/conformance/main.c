@@ -31,6 +31,7 @@ static const struct test {
     { "across_groups", test_across_groups, 0, -1 },
     { "ring_full", test_ring_full, 0, -1 },
     { "random", test_random, 0, -1 },
+    { "wake", test_wake, FEW_SIZES, -1 },
     { "memory", test_memory, FEW_SIZES, -1 },
     { "timeout", test_timeout, 0, -1 },
     { "abort", test_abort, FEW_SIZES, -1 },

@@ -213,7 +213,7 @@ static tn_status serve_one(struct shm *s, int listener, uint64_t deadline)
                    ? TN_PENDING
                    : s->host->fail(s->host, TN_IO, "shm: accept: %s", strerror(errno));
     struct note note;
-    int none;
+    int none = -1;
     st = is_our_user(fd) ? receive_note(s, fd, &note, &none, deadline, "init") : TN_PENDING;
     if (none >= 0 && st == TN_OK)
         close(none);
