@@ -173,18 +173,24 @@ static uint64_t workspace(struct cpu *cpu, const struct tn_op_desc *op)
 
 /* --- the kernels --- */
 
+/* Units are claimed, so that a thread with cheap ones takes more. (A dynamic schedule would allocate where there is
+ * but one thread.) */
+static int64_t claim(int64_t *next)
+{
+    return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+}
+
 static void run_forward(struct tn_kernel *kernel)
 {
     const struct plan *plan = kernel->state;
     const struct cpu_attention *a = &plan->a;
-    int64_t units = a->batch * a->heads * a->chunks;
+    int64_t units = a->batch * a->heads * a->chunks, next = 0;
     char *scratch = kernel->scratch;
 #pragma omp parallel num_threads(kernel->cpu->threads)
     {
         struct cpu_attention_packed packed = { -1, 0 };
         char *own = scratch + plan->thread_bytes * (size_t)omp_get_thread_num();
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t unit = 0; unit < units; unit++)
+        for (int64_t unit; (unit = claim(&next)) < units;)
             plan->level->forward(a, unit, own, &packed);
     }
 }
@@ -199,20 +205,20 @@ static void run_backward(struct tn_kernel *kernel)
 {
     const struct plan *plan = kernel->state;
     const struct cpu_attention *a = &plan->a;
-    int64_t heads = a->batch * a->kv_heads, units = heads * a->parts, tiles = cpu_attention_tiles(a->k_length);
+    int64_t heads = a->batch * a->kv_heads, units = heads * a->parts, tiles = cpu_attention_tiles(a->k_length), next = 0;
     char *scratch = kernel->scratch, *sums = scratch + plan->sums_at;
 #pragma omp parallel num_threads(kernel->cpu->threads)
     {
         struct cpu_attention_packed packed = { -1, 0 };
         size_t thread = (size_t)omp_get_thread_num();
         char *own = scratch + plan->thread_bytes * thread;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t unit = 0; unit < units; unit++) {
+        for (int64_t unit; (unit = claim(&next)) < units;) {
             char *sum = sums + plan->sums_bytes * (a->parts == 1 ? thread : (size_t)unit);
             plan->level->backward(a, unit, own, sum, &packed);
             if (a->parts == 1)
                 finish_head(plan, unit, sum);
         }
+#pragma omp barrier
 #pragma omp for schedule(static)
         for (int64_t n = 0; n < (a->parts == 1 ? 0 : heads * tiles); n++)
             plan->level->finish(a, n / tiles, n % tiles, sums + plan->sums_bytes * (size_t)(n / tiles * a->parts),
