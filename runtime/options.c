@@ -250,7 +250,7 @@ static void print_bound(const struct tn_option *option, double bound, struct tn_
 {
     const struct unit *units = option->type == TN_OPT_DURATION ? duration_units : size_units, *best = units;
     if (option->type != TN_OPT_SIZE && option->type != TN_OPT_DURATION) {
-        tn_buf_printf(out, option->type == TN_OPT_INT && fabs(bound) < 1e15 ? "%.0f" : "%.15g", bound);
+        tn_buf_printf(out, option->type == TN_OPT_INT && fabs(bound) < 1e16 ? "%.0f" : "%.15g", bound);
         return;
     }
     for (const struct unit *unit = units; unit->name; unit++)
