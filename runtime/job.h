@@ -37,6 +37,8 @@ struct tn_job {
  * neither says. */
 size_t tn_job_open(struct tn_job *job, const char *path, const char *const *overrides, size_t n_overrides, int32_t ranks);
 void tn_job_close(struct tn_job *job);
+/* Adds problems with the data: files that are missing or cannot be read, too little of it. Reads none of it. */
+void tn_job_check_data(struct tn_job *job);
 
 /* What a program is for. */
 enum { TN_PROGRAM_TRAIN, TN_PROGRAM_EVAL, TN_PROGRAM_SAMPLE };

@@ -171,12 +171,12 @@ static void check_sections(struct tn_job *job)
     const char *known[TN_MOST_CHAIN + 3];
     size_t n = 0;
     struct tn_instance *fixed[] = { &job->model, &job->device, &job->backend };
-    for (size_t i = 0; i < 3; i++)
-        if (fixed[i]->library.plugin)
-            known[n++] = fixed[i]->library.plugin->id;
-    for (uint32_t i = 0; i < job->n_chain; i++)
-        if (job->chain[i].library.plugin)
-            known[n++] = job->chain[i].library.plugin->id;
+    for (size_t i = 0; i < 3 + (size_t)job->n_chain; i++) {
+        const struct tn_plugin *plugin = (i < 3 ? fixed[i] : &job->chain[i - 3])->library.plugin;
+        if (!plugin)
+            return; /* one that did not load may read any section */
+        known[n++] = plugin->id;
+    }
     tn_settings_unused(&job->manifest, known, n, &job->diag);
 }
 
@@ -186,6 +186,8 @@ size_t tn_job_open(struct tn_job *job, const char *path, const char *const *over
     job->facts.get = get_fact;
     tn_diag_init(&job->diag);
     tn_manifest_init(&job->manifest, path, overrides, n_overrides, &job->diag);
+    if (!job->manifest.readable && job->diag.count)
+        return job->diag.count; /* nothing can be said of what it means */
     tn_settings_read(&job->settings, &job->manifest, &job->diag);
     job->ranks_given = ranks ? ranks : (int32_t)job->settings.ranks;
     load_all(job);
@@ -201,6 +203,17 @@ size_t tn_job_open(struct tn_job *job, const char *path, const char *const *over
                         tn_instance_message(&job->device));
     }
     return job->diag.count;
+}
+
+void tn_job_check_data(struct tn_job *job)
+{
+    const struct tn_settings *s = &job->settings;
+    struct tn_data *data;
+    if (!s->path || !*s->path || s->batch < 1 || s->sequence < 1)
+        return; /* said where the settings were read */
+    int64_t vocab = job->model.self ? job->facts.get(&job->facts, "vocab", 0) : INT32_MAX;
+    tn_data_open(&data, s, &job->manifest, vocab, &job->diag);
+    tn_data_close(data);
 }
 
 void tn_job_close(struct tn_job *job)

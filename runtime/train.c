@@ -164,6 +164,22 @@ static tn_status prepare(struct run *run, char *error, size_t error_bytes)
     return status;
 }
 
+/* Why the vote is not coming to an end. */
+static void explain_vote(struct run *run, tn_status status)
+{
+    struct tn_comm_error error = { .struct_size = sizeof error, .peer = -1 };
+    const char *death = tn_store_death(run->rank->store, NULL), *what = "all_reduce of the vote between steps on all ranks";
+    if (run->machine.backend->last_error)
+        run->machine.backend->last_error(run->all, &error);
+    if (death)
+        tn_log(TN_LOG_ERROR, "%s cannot finish: %s", what, death);
+    else if (status == TN_TIMEOUT && error.peer >= 0)
+        tn_log(TN_LOG_ERROR, "%s: rank %d did not arrive within %.0f s", what, error.peer,
+               (double)run->machine.timeout_ns * 1e-9);
+    else
+        tn_log(TN_LOG_ERROR, "%s failed: %s", what, error.message && *error.message ? error.message : "a rank is missing");
+}
+
 /* 1 if any rank says so. */
 static int any(struct run *run, int mine, tn_status *status)
 {
@@ -171,14 +187,14 @@ static int any(struct run *run, int mine, tn_status *status)
         return mine;
     const struct tn_collective *b = run->machine.backend;
     struct tn_request *request = NULL;
+    double began = seconds();
     *run->vote = (float)mine;
     *status = b->all_reduce(run->all, run->vote, run->vote, 1, TN_F32, TN_RED_MAX, run->machine.queue, &request);
-    while (request && (*status == TN_OK || *status == TN_TIMEOUT) && (*status = b->wait(request, 100000000)) == TN_TIMEOUT)
-        if (tn_store_death(run->rank->store, NULL)) {
-            tn_log(TN_LOG_ERROR, "barrier of all ranks cannot finish: %s", tn_store_death(run->rank->store, NULL));
-            *status = TN_PEER;
-            break;
-        }
+    while (request && *status == TN_OK && (*status = b->wait(request, 100000000)) == TN_TIMEOUT)
+        if (!tn_store_death(run->rank->store, NULL) && (seconds() - began) * 1e9 < (double)run->machine.timeout_ns)
+            *status = TN_OK;
+    if (*status < 0)
+        explain_vote(run, *status);
     return *run->vote > 0;
 }
 

@@ -93,7 +93,8 @@ static void compile_kinds(struct report *report)
 {
     struct tn_job *job = report->job;
     uint32_t mask = 0;
-    for (int32_t rank = 0; rank < job->mesh.world && report->n < MOST_KINDS && job->diag.count == 0; rank++) {
+    size_t before = job->diag.count;
+    for (int32_t rank = 0; rank < job->mesh.world && report->n < MOST_KINDS && job->diag.count == before; rank++) {
         struct tn_compiled c;
         if (!is_representative(job, rank, mask))
             continue;
@@ -242,7 +243,7 @@ int tenon_check_main(int argc, char **argv)
         } else if (strcmp(argv[i], "--json") == 0)
             json = 1;
         else if ((taken = tool_arg(&args, argc, argv, &i)) == 0)
-            return tool_unknown("check", argv[i]);
+            return tool_unknown("check", argv[i], (const char *[]){ "--json", NULL });
         if (taken < 0)
             return TOOL_USAGE;
     }
@@ -255,12 +256,11 @@ int tenon_check_main(int argc, char **argv)
     if (!report)
         return TOOL_FAILED;
     report->job = &job;
-    if (tn_job_open(&job, args.manifest, args.overrides, args.n_overrides, args.ranks) == 0) {
-        struct tn_data *data;
-        tn_data_open(&data, &job.settings, &job.manifest, job.facts.get(&job.facts, "vocab", 0), &job.diag);
-        tn_data_close(data);
+    tn_job_open(&job, args.manifest, args.overrides, args.n_overrides, args.ranks);
+    int can_build = job.diag.count == 0;
+    tn_job_check_data(&job);
+    if (can_build)
         compile_kinds(report);
-    }
     int code = job.diag.count ? TOOL_USAGE : TOOL_DONE;
     if (json)
         print_json(report);
@@ -270,5 +270,5 @@ int tenon_check_main(int argc, char **argv)
         tn_diag_print(&job.diag, stderr);
     tn_job_close(&job);
     free(report);
-    return code;
+    return tool_printed(code);
 }

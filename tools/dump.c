@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "job.h"
 #include "tool.h"
 
@@ -17,6 +18,7 @@ static void usage(FILE *out)
 struct dump {
     const char *stage;
     int found;
+    struct tn_buf stages; /* those passed by, for the message if it is none of them */
 };
 
 static void print_memory(const struct tn_plan *plan)
@@ -31,6 +33,7 @@ static void print_memory(const struct tn_plan *plan)
 static int after(void *ctx, const char *stage, const struct tn_program *p, const struct tn_plan *plan)
 {
     struct dump *dump = ctx;
+    tn_buf_printf(&dump->stages, "%s%s", dump->stages.length ? ", " : "", stage);
     if (strcmp(stage, dump->stage) != 0)
         return 0;
     tn_program_print(p, stdout);
@@ -40,48 +43,82 @@ static int after(void *ctx, const char *stage, const struct tn_program *p, const
     return 1;
 }
 
-int tenon_dump_main(int argc, char **argv)
+/* What the command line asks for. */
+struct dump_args {
+    struct tool_args common;
+    const char *stage;
+    int mode;
+    int32_t rank;
+};
+
+static int read_rank(const char *text, int32_t *rank)
 {
-    struct tool_args args = { 0 };
-    struct dump dump = { 0 };
-    int mode = TN_PROGRAM_TRAIN;
-    int32_t rank = 0;
+    char *end;
+    long n = text ? strtol(text, &end, 10) : -1;
+    if (!text)
+        return -1;
+    if (!*text || *end || n < 0 || n > INT32_MAX) {
+        fprintf(stderr, "tenon: --rank %s: not a whole number from 0 on\n", text);
+        return -1;
+    }
+    *rank = (int32_t)n;
+    return 1;
+}
+
+/* -1: go on. */
+static int parse(struct dump_args *args, int argc, char **argv)
+{
     for (int i = 1; i < argc; i++) {
-        int taken = 0;
+        int taken = 1;
         if (strcmp(argv[i], "--help") == 0) {
             usage(stdout);
             return TOOL_DONE;
-        } else if (strcmp(argv[i], "--after") == 0 && i + 1 < argc)
-            dump.stage = argv[++i];
-        else if (strcmp(argv[i], "--rank") == 0 && i + 1 < argc)
-            rank = (int32_t)strtol(argv[++i], NULL, 10);
+        } else if (strcmp(argv[i], "--after") == 0)
+            taken = (args->stage = tool_value(argc, argv, &i)) ? 1 : -1;
+        else if (strcmp(argv[i], "--rank") == 0)
+            taken = read_rank(tool_value(argc, argv, &i), &args->rank);
         else if (strcmp(argv[i], "--eval") == 0)
-            mode = TN_PROGRAM_EVAL;
-        else if ((taken = tool_arg(&args, argc, argv, &i)) == 0)
-            return tool_unknown("dump", argv[i]);
+            args->mode = TN_PROGRAM_EVAL;
+        else if ((taken = tool_arg(&args->common, argc, argv, &i)) == 0)
+            return tool_unknown("dump", argv[i], (const char *[]){ "--after", "--rank", "--eval", NULL });
         if (taken < 0)
             return TOOL_USAGE;
     }
-    if (!args.manifest || !dump.stage) {
-        usage(stderr);
-        return TOOL_USAGE;
-    }
+    if (args->common.manifest && args->stage)
+        return -1;
+    usage(stderr);
+    return TOOL_USAGE;
+}
+
+static int dump_stage(struct tn_job *job, const struct dump_args *args)
+{
+    struct dump dump = { .stage = args->stage };
+    struct tn_watch watch = { .after = after, .ctx = &dump };
+    struct tn_compiled compiled;
+    tn_buf_init(&dump.stages);
+    tn_job_compile(job, args->mode, args->rank, 0, 0, NULL, &watch, &compiled);
+    tn_compiled_finish(&compiled);
+    if (!dump.found && job->diag.count == 0)
+        fprintf(stderr, "tenon dump: this job has no stage %s; it has %s\n", args->stage, dump.stages.text);
+    tn_buf_finish(&dump.stages);
+    return dump.found ? TOOL_DONE : TOOL_USAGE;
+}
+
+int tenon_dump_main(int argc, char **argv)
+{
+    struct dump_args args = { .mode = TN_PROGRAM_TRAIN };
+    int code = parse(&args, argc, argv);
+    if (code >= 0)
+        return code;
     struct tn_job job;
-    int code = TOOL_USAGE;
-    size_t problems = tn_job_open(&job, args.manifest, args.overrides, args.n_overrides, args.ranks);
-    if (problems == 0 && (rank < 0 || rank >= job.mesh.world)) {
-        fprintf(stderr, "tenon dump: --rank %d: the job has ranks 0 to %d\n", rank, job.mesh.world - 1);
-    } else if (problems == 0) {
-        struct tn_watch watch = { .after = after, .ctx = &dump };
-        struct tn_compiled compiled;
-        tn_job_compile(&job, mode, rank, 0, 0, NULL, &watch, &compiled);
-        tn_compiled_finish(&compiled);
-        if (dump.found)
-            code = TOOL_DONE;
-        else if (job.diag.count == 0)
-            fprintf(stderr, "tenon dump: no stage %s; see tenon dump --help\n", dump.stage);
-    }
+    code = TOOL_USAGE;
+    size_t problems = tn_job_open(&job, args.common.manifest, args.common.overrides, args.common.n_overrides,
+                                  args.common.ranks);
+    if (problems == 0 && args.rank >= job.mesh.world)
+        fprintf(stderr, "tenon dump: --rank %d: the job has ranks 0 to %d\n", args.rank, job.mesh.world - 1);
+    else if (problems == 0)
+        code = dump_stage(&job, &args);
     tn_diag_print(&job.diag, stderr);
     tn_job_close(&job);
-    return code;
+    return tool_printed(code);
 }

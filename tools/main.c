@@ -1,4 +1,5 @@
 /* tenon: the command. Looks the sub-command up and hands over; each is one file beside this one. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,18 +31,46 @@ static void usage(FILE *out)
     fprintf(out, "\n`tenon COMMAND --help` says more. Exit codes: 0 done, 1 failed, 2 usage or manifest.\n");
 }
 
+static const char *const tool_options[] = { "-n", "--set", "--steps", NULL };
+
 int tenon_version_main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "--help") != 0)
-        return tool_unknown("version", argv[1]);
+        return tool_unknown("version", argv[1], NULL);
     printf("tenon %s (ABI %d.%d)\n", TENON_VERSION, TN_ABI_MAJOR, TN_ABI_MINOR);
     return TOOL_DONE;
 }
 
-int tool_unknown(const char *command, const char *word)
+const char *tool_value(int argc, char **argv, int *at)
 {
-    fprintf(stderr, "tenon %s: unknown argument %s; see tenon %s --help\n", command, word, command);
+    if (*at + 1 < argc)
+        return argv[++*at];
+    fprintf(stderr, "tenon: %s needs a value\n", argv[*at]);
+    return NULL;
+}
+
+int tool_unknown(const char *command, const char *word, const char *const *options)
+{
+    const char *names[16] = { "--help" };
+    size_t n = 1;
+    for (const char *const *common = tool_options; options && *common; common++)
+        names[n++] = *common;
+    for (; options && *options && n < sizeof names / sizeof *names; options++)
+        names[n++] = *options;
+    const char *nearest = *word == '-' ? tn_nearest(word, names, n) : NULL;
+    if (nearest)
+        fprintf(stderr, "tenon %s: unknown option %s; did you mean %s?\n", command, word, nearest);
+    else
+        fprintf(stderr, "tenon %s: unknown argument %s; see tenon %s --help\n", command, word, command);
     return TOOL_USAGE;
+}
+
+int tool_printed(int code)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    fprintf(stderr, "tenon: cannot write the output: %s\n", strerror(errno));
+    return TOOL_FAILED;
 }
 
 /* A whole number from 1 to `most`, or -1. */
@@ -72,11 +101,9 @@ int tool_arg(struct tool_args *args, int argc, char **argv, int *at)
         args->manifest = word;
         return 1;
     }
-    if (*at + 1 >= argc) {
-        fprintf(stderr, "tenon: %s needs a value\n", word);
+    const char *value = tool_value(argc, argv, at);
+    if (!value)
         return -1;
-    }
-    const char *value = argv[++*at];
     if (strcmp(word, "--set") == 0)
         return add_override(args, value);
     long n = number(value, word[1] == 'n' ? 1 << 20 : 1L << 40);

@@ -68,7 +68,9 @@ static int run_local(const struct tool_args *args, const char *metrics, char **a
 {
     struct tn_job job;
     tn_launch_hold_signals();
-    if (tn_job_open(&job, args->manifest, args->overrides, args->n_overrides, args->ranks) || check_before(&job))
+    size_t problems = tn_job_open(&job, args->manifest, args->overrides, args->n_overrides, args->ranks);
+    tn_job_check_data(&job);
+    if (problems || check_before(&job))
         return refuse(&job);
     int32_t world = job.mesh.world;
     if (world > 1) {
@@ -91,10 +93,10 @@ int tenon_run_main(int argc, char **argv)
             return TOOL_DONE;
         }
         int taken = 0;
-        if (strcmp(argv[i], "--metrics") == 0 && i + 1 < argc)
-            metrics = argv[++i];
+        if (strcmp(argv[i], "--metrics") == 0)
+            taken = (metrics = tool_value(argc, argv, &i)) ? 1 : -1;
         else if ((taken = tool_arg(&args, argc, argv, &i)) == 0)
-            return tool_unknown("run", argv[i]);
+            return tool_unknown("run", argv[i], (const char *[]){ "--metrics", NULL });
         if (taken < 0)
             return TOOL_USAGE;
     }

@@ -20,8 +20,14 @@ struct tool_args {
 /* Tries argv[*at] as one of: JOB.ini, -n N, --set S.K=V, --steps N. 1: taken (*at is its last word); 0: not one of
  * them; -1: wrong, said on stderr. */
 int tool_arg(struct tool_args *args, int argc, char **argv, int *at);
-/* Says on stderr what is wrong with argv[at], and returns TOOL_USAGE. */
-int tool_unknown(const char *command, const char *word);
+/* The value after option argv[*at], which becomes *at; NULL if there is none, said on stderr. */
+const char *tool_value(int argc, char **argv, int *at);
+/* Says on stderr that the command does not take `word`, with the nearest of its own options (NULL-terminated) and of
+ * those above, and returns TOOL_USAGE. */
+int tool_unknown(const char *command, const char *word, const char *const *options);
+
+/* `code`, or TOOL_FAILED with a message if what was printed did not arrive (a full disk, a closed pipe). */
+int tool_printed(int code);
 
 int tenon_run_main(int argc, char **argv);    /* argv[0] is the sub-command */
 int tenon_check_main(int argc, char **argv);
