@@ -4,10 +4,14 @@
  *
  * `write`, on one rank: PARAMS.start and PARAMS.end get all parameters, whole, in the model's order. `compare`: each
  * rank compares its part of each with those files, so that every replica is looked at. RECORD gets JSON lines from
- * every rank, each in one write: at each step {"rank", "step", "loss", "norm"}, and at both times {"rank", "when",
- * "elements" (of its part of each parameter), "unequal" (how many differ in a bit), "worst" (largest distance beside
- * the parameter's largest element, or beside steps x lr if that is more), "param" (where), "rms" (root mean square of all
- * distances beside steps x lr)}. Numbers that may be NaN are strings. matrix.py judges. */
+ * every rank, each in one write; matrix.py judges. At each step: rank, step, loss, norm. Before the first and after
+ * the last one: rank, when, and
+ *     elements   in its part of each parameter
+ *     unequal    how many differ in a bit
+ *     worst      largest distance beside the parameter's largest element, or beside steps x lr if that is more
+ *     param      where that is
+ *     rms        root mean square of all distances beside steps x lr
+ * Numbers that may be NaN are strings. */
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
@@ -95,7 +99,8 @@ static int64_t place_of(const struct part *part, int64_t i)
     return place;
 }
 
-static void compare_part(const struct part *part, const float *whole, int64_t n_whole, double travel, struct finding *finding)
+static void compare_part(const struct part *part, const float *whole, int64_t n_whole, double travel,
+                         struct finding *finding)
 {
     double scale = travel, worst = 0;
     for (int64_t i = 0; i < n_whole; i++)
@@ -167,8 +172,9 @@ static void on_params(void *ctx, const struct tn_exec *exec, const struct tn_pro
     }
     if (fclose(file))
         fail(w->args->params);
-    tn_buf_printf(&line, "{\"rank\": %d, \"when\": \"%s\", \"elements\": [%s], \"unequal\": %llu, \"worst\": \"%.9g\", \"param\": \"%s\", "
-                  "\"rms\": \"%.9g\"}\n", w->rank, step == 0 ? "start" : "end", finding.elements.text,
+    tn_buf_printf(&line, "{\"rank\": %d, \"when\": \"%s\", \"elements\": [%s], ", w->rank, step == 0 ? "start" : "end",
+                  finding.elements.text);
+    tn_buf_printf(&line, "\"unequal\": %llu, \"worst\": \"%.9g\", \"param\": \"%s\", \"rms\": \"%.9g\"}\n",
                   (unsigned long long)finding.unequal, finding.worst, finding.param,
                   sqrt(finding.squares / (double)(finding.n + !finding.n)) / w->travel);
     say(w, &line);
@@ -189,7 +195,8 @@ static void on_step(void *ctx, const struct tn_step_report *report)
 
 static int train(const struct args *args, struct tn_job *job, struct tn_rank *rank)
 {
-    struct witness w = { .args = args, .rank = rank ? rank->rank : 0, .travel = job->settings.lr * (double)job->settings.steps,
+    struct witness w = { .args = args, .rank = rank ? rank->rank : 0,
+                         .travel = job->settings.lr * (double)job->settings.steps,
                          .record = open(args->record, O_WRONLY | O_CREAT | O_APPEND, 0600) };
     const struct tn_observer observer = { .ctx = &w, .params = on_params, .step = on_step };
     if (w.record < 0)

@@ -194,8 +194,8 @@ static void hold(struct golden *g, int which, double error, double bound, const 
 {
     g->worst[which] = fmax(g->worst[which], error);
     if (!(error <= bound)) /* a NaN must fail too */
-        fail_msg("%s in %s, step %lld: %s is off by %.3g; the bound is %.3g", g->name, g->compute, (long long)step, what,
-                 error, bound);
+        fail_msg("%s in %s, step %lld: %s is off by %.3g; the bound is %.3g", g->name, g->compute, (long long)step,
+                 what, error, bound);
 }
 
 static float *read_value(const struct golden *g, tn_value v, int64_t n)
@@ -269,8 +269,10 @@ static void run_step(struct golden *g, int64_t step, const int32_t *tokens, cons
     assert_int_equal(tn_feed_scalar(g->feed, "lr", (float)tn_lr_at(&g->job.settings, step)), TN_OK);
     assert_int_equal(tn_feed_scalar(g->feed, "t", (float)(step + 1)), TN_OK);
     assert_int_equal(tn_exec_step(g->exec), TN_OK);
-    float *loss = read_value(g, tn_value_find(p, "loss.mean"), 1), *clip = read_value(g, tn_value_find(p, "grad.clip"), 4);
-    double loss_want = number_at(record, "loss", (size_t)step), norm_want = number_at(record, "grad_norm", (size_t)step);
+    float *loss = read_value(g, tn_value_find(p, "loss.mean"), 1);
+    float *clip = read_value(g, tn_value_find(p, "grad.clip"), 4);
+    double loss_want = number_at(record, "loss", (size_t)step);
+    double norm_want = number_at(record, "grad_norm", (size_t)step);
     hold(g, 0, fabs((double)loss[0] / loss_want - 1), g->bounds.loss, "the loss", step + 1);
     hold(g, 1, fabs((double)clip[1] / norm_want - 1), g->bounds.norm, "the gradient's norm", step + 1);
     free(clip);
