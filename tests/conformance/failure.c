@@ -106,8 +106,9 @@ static void conflict(struct rank *r, const char *name, int kind)
                               odd && kind == 5 ? TN_RED_MAX : TN_RED_SUM, NULL, &q);
     CHECK_STATUS(r, st, TN_OK);
     CHECK_STATUS(r, r->t->wait(q, SECONDS(10)), TN_CONFLICT);
-    check_that(r, names_rank(r->host.message, 0) && names_rank(r->host.message, r->n - 1) && strstr(r->host.message, name),
-               __FILE__, __LINE__, "message: %s", r->host.message);
+    const char *text = r->host.message;
+    check_that(r, names_rank(text, 0) && names_rank(text, r->n - 1) && strstr(text, name), __FILE__, __LINE__,
+               "message: %s", text);
     CHECK(r, last_error(r, c).op_number == 0);
     meet(r);
     r->t->comm_destroy(c);

@@ -92,10 +92,9 @@ static void draw(uint32_t dtype, size_t shift)
             uint16_t h = narrow(f);
             int32_t v = (int32_t)((uint32_t)rand() * 3u);
             int64_t w = (int64_t)((uint64_t)rand() * UINT64_C(0x9e3779b97f4a7c15));
-            const void *from = dtype == TN_F32 ? (void *)&f : dtype == TN_BF16 ? (void *)&h : dtype == TN_F64 ? (void *)&d
-                               : dtype == TN_I32 ? (void *)&v : (void *)&w;
+            const void *from[] = { [TN_F32] = &f, [TN_BF16] = &h, [TN_I32] = &v, [TN_I64] = &w, [TN_F64] = &d };
             size_t bytes = dtype == TN_BF16 ? 2 : dtype == TN_F32 || dtype == TN_I32 ? 4 : 8;
-            memcpy(row + (size_t)i * bytes, from, bytes);
+            memcpy(row + (size_t)i * bytes, from[dtype], bytes);
         }
 }
 
@@ -115,8 +114,8 @@ static int check(const struct shm_kernels *k, uint32_t dtype, uint32_t red, int 
         const unsigned char *to = out[d];
         for (int i = 0; i < count; i++)
             if (!is_right(dtype, red, n, shift, i, to + (size_t)i * bytes)) {
-                fprintf(stderr, "%s: dtype %u, reduction %u, %d to %d, element %d of %d, shift %zu, stream %d\n", k->name,
-                        (unsigned)dtype, (unsigned)red, n, m, i, count, shift, stream);
+                fprintf(stderr, "%s: dtype %u, reduction %u, %d to %d, element %d of %d, shift %zu, stream %d\n",
+                        k->name, (unsigned)dtype, (unsigned)red, n, m, i, count, shift, stream);
                 return 1;
             }
         if (to[-1] != 0xa5 || to[(size_t)count * bytes] != 0xa5) {

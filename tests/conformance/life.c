@@ -74,7 +74,8 @@ static struct holdings count_holdings(struct rank *r)
     struct holdings h = { 0 };
     meet(r);
     if (r->rank == 0)
-        h = (struct holdings){ count_entries("/proc/self/fd", ""), count_lines("/proc/self/maps", ""), resident_pages() };
+        h = (struct holdings){ count_entries("/proc/self/fd", ""), count_lines("/proc/self/maps", ""),
+                               resident_pages() };
     meet(r);
     return h;
 }

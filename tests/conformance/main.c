@@ -71,7 +71,7 @@ static int usage(const char *name)
 
 int main(int argc, char **argv)
 {
-    struct world w = { .limit_s = 50 };
+    struct world w = { .limit_s = 100 };
     const char *only = NULL, *path = NULL;
     int ranks = 0, failed = 0, ran = 0;
     for (int i = 1; i < argc; i++) {

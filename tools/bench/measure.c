@@ -1,10 +1,11 @@
 /* Timing of collectives (measure.h).
  *
  * A line is the median over batches; a batch is as many calls as take a few milliseconds, timed
- * on rank 0 after a barrier. Bus bandwidth is the usual one: all_reduce 2(n-1)/n S/t; all_gather,
- * reduce_scatter, all_to_all (n-1)/n S/t; broadcast, send/recv S/t. GB = 1e9 bytes. The ceiling
- * is what the memory system gave in the same run for the bytes that the operation must at least
- * load and store on one host. */
+ * on rank 0 after a barrier; the best batch is what a quiet moment of a busy machine gave. Bus
+ * bandwidth is the usual one: all_reduce 2(n-1)/n S/t; all_gather, reduce_scatter, all_to_all
+ * (n-1)/n S/t; broadcast, send/recv S/t. GB = 1e9 bytes. The ceiling is what the memory system
+ * gave in the same run for the bytes that the operation must at least load and store on one
+ * host, going through a working set of the same size. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -12,6 +13,10 @@
 #include "measure.h"
 
 enum { BATCHES = 15 };
+
+struct timing {
+    double median, best; /* over batches, seconds for a call */
+};
 
 static const char *const names[BENCH_OPS] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
                                               "barrier", "send_recv" };
@@ -144,26 +149,29 @@ int bench_parse(struct bench_options *o, int argc, char **argv)
 
 void bench_header(const struct bench_options *o)
 {
-    printf("%-12s %-14s %5s %10s %12s %12s %12s %7s\n", o->label, "operation", "ranks", "bytes", "time us", "busbw GB/s",
-           "ceiling GB/s", "share");
+    printf("%-12s %-14s %5s %10s %11s %11s %11s %13s %6s\n", o->label, "operation", "ranks", "bytes", "median us",
+           "best us", "busbw GB/s", "ceiling GB/s", "share");
 }
 
-static void print_line(const struct bench_options *o, int op, int n, size_t bytes, double seconds, double memory)
+static void print_line(const struct bench_options *o, int op, int n, size_t bytes, struct timing t, double memory)
 {
+    double seconds = t.median;
     double bus = (double)bytes * bus_factor(op, n) / seconds * 1e-9;
     double ceiling = memory > 0 ? memory / moved(op, n) * bus_factor(op, n) * 1e-9 : 0;
-    printf("%-12s %-14s %5d %10zu %12.2f %12.3f ", o->label, names[op], n, bytes, seconds * 1e6, bus);
+    printf("%-12s %-14s %5d %10zu %11.2f %11.2f %11.3f ", o->label, names[op], n, bytes, seconds * 1e6,
+           t.best * 1e6, bus);
     if (ceiling > 0)
-        printf("%12.2f %6.0f%%\n", ceiling, 100 * bus / ceiling);
+        printf("%13.2f %5.0f%%\n", ceiling, 100 * bus / ceiling);
     else
-        printf("%12s %7s\n", "-", "-");
+        printf("%13s %6s\n", "-", "-");
     fflush(stdout);
     FILE *f = o->json ? fopen(o->json, "a") : NULL;
     if (!f)
         return;
-    fprintf(f, "{\"label\": \"%s\", \"op\": \"%s\", \"dtype\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"seconds\": %.9g, "
-               "\"busbw_bytes_per_s\": %.6g, \"ceiling_bytes_per_s\": %.6g}\n", o->label, names[op],
-            o->is_bf16 ? "bf16" : "f32", n, bytes, seconds, bus * 1e9, ceiling * 1e9);
+    fprintf(f, "{\"label\": \"%s\", \"op\": \"%s\", \"dtype\": \"%s\", \"ranks\": %d, \"bytes\": %zu, ", o->label,
+            names[op], o->is_bf16 ? "bf16" : "f32", n, bytes);
+    fprintf(f, "\"seconds\": %.9g, \"best_seconds\": %.9g, ", seconds, t.best);
+    fprintf(f, "\"busbw_bytes_per_s\": %.6g, \"ceiling_bytes_per_s\": %.6g}\n", bus * 1e9, ceiling * 1e9);
     fclose(f);
 }
 
@@ -176,7 +184,7 @@ static double time_batch(const struct bench_library *lib, int op, size_t bytes, 
     return (bench_now() - start) / (double)calls;
 }
 
-static double measure(const struct bench_options *o, const struct bench_library *lib, int op, size_t bytes)
+static struct timing measure(const struct bench_options *o, const struct bench_library *lib, int op, size_t bytes)
 {
     double once = time_batch(lib, op, bytes, 2); /* warm-up: pages, caches */
     once = lib->share(lib->ctx, once);
@@ -187,7 +195,7 @@ static double measure(const struct bench_options *o, const struct bench_library 
     for (int i = 0; i < BATCHES; i++)
         times[i] = time_batch(lib, op, bytes, calls);
     qsort(times, BATCHES, sizeof *times, bench_compare_doubles);
-    return times[BATCHES / 2];
+    return (struct timing){ times[BATCHES / 2], times[0] };
 }
 
 void bench_run(const struct bench_options *o, const struct bench_library *lib)
@@ -199,9 +207,9 @@ void bench_run(const struct bench_options *o, const struct bench_library *lib)
         for (int i = 0; i < o->n_ops; i++) {
             if (o->ops[i] == BENCH_BARRIER && s > 0)
                 continue;
-            double seconds = measure(o, lib, o->ops[i], o->ops[i] == BENCH_BARRIER ? 0 : o->sizes[s]);
+            struct timing t = measure(o, lib, o->ops[i], o->ops[i] == BENCH_BARRIER ? 0 : o->sizes[s]);
             if (lib->rank == 0)
-                print_line(o, o->ops[i], lib->n, o->ops[i] == BENCH_BARRIER ? 0 : o->sizes[s], seconds, memory);
+                print_line(o, o->ops[i], lib->n, o->ops[i] == BENCH_BARRIER ? 0 : o->sizes[s], t, memory);
         }
     }
 }

@@ -1,4 +1,4 @@
-/* Collectives: publish, agree, and do the work in slices. The protocol is explained in comm.c.
+/* Collectives: publish, agree, and do the work in slices. The protocol is explained in wait.c.
  *
  * An operation's work is cut in pieces (one for each rank that gets or gives one), a piece in
  * slices of cache size. A rank starts with the slices of its own part, so that its share stays
@@ -131,7 +131,8 @@ static void publish(struct tn_request *r)
 
 static void print_call(const struct shm_slot *slot, char *to, size_t bytes)
 {
-    uint32_t op = slot->what & 0xff, dtype = slot->what >> 8 & 0xff;
+    uint32_t op = slot->what & 0xff, dtype = slot->what >> 8 & 0xff, red = slot->what >> 16;
+    int reduces = op == OP_ALL_REDUCE || op == OP_REDUCE_SCATTER;
     if (op == OP_BARRIER)
         snprintf(to, bytes, "barrier");
     else if (op == OP_BROADCAST)
@@ -139,8 +140,7 @@ static void print_call(const struct shm_slot *slot, char *to, size_t bytes)
                  (int)slot->root);
     else
         snprintf(to, bytes, "%s%s of %" PRIu64 " %s", shm_op_name(op),
-                 op != OP_ALL_REDUCE && op != OP_REDUCE_SCATTER ? "" : slot->what >> 16 == TN_RED_MAX ? " (max)" : " (sum)",
-                 slot->count, shm_dtype_name(dtype));
+                 reduces && red == TN_RED_MAX ? " (max)" : reduces ? " (sum)" : "", slot->count, shm_dtype_name(dtype));
 }
 
 /* All members compare with member 0, so all name the same two. */
@@ -219,7 +219,8 @@ static void plan(struct tn_request *r)
     r->slice_elements = slice / r->esize;
     r->slices_per_piece = (uint32_t)ceil_div(r->round_elements, r->slice_elements);
     r->slices = r->slices_per_piece * (uint32_t)work_pieces(r);
-    r->stream = bytes * (uint64_t)(in_pieces(r) + out_pieces(r)) * (uint64_t)c->n > c->shm->cache_bytes && !r->is_staged;
+    uint64_t footprint = bytes * (uint64_t)(in_pieces(r) + out_pieces(r)) * (uint64_t)c->n;
+    r->stream = footprint > c->shm->cache_bytes && !r->is_staged;
     r->is_planned = 1;
 }
 
@@ -609,8 +610,8 @@ tn_status shm_reduce_scatter(struct tn_comm *c, const void *send, void *recv, ui
                              uint32_t red, struct tn_queue *q, struct tn_request **r)
 {
     (void)q;
-    return start(c, (struct tn_request){ .op = OP_REDUCE_SCATTER, .dtype = dtype, .red = red, .count = count, .in = send,
-                                         .out = recv }, r);
+    return start(c, (struct tn_request){ .op = OP_REDUCE_SCATTER, .dtype = dtype, .red = red, .count = count,
+                                         .in = send, .out = recv }, r);
 }
 
 tn_status shm_all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,

@@ -94,8 +94,8 @@ static tn_status check_hosts(struct shm *s, uint64_t deadline)
         if ((st = ask(s, key, &card, sizeof card, &got, deadline)) != TN_OK)
             return st;
         if (got != sizeof card || card.layout != LAYOUT)
-            return s->host->fail(s->host, TN_CONFLICT, "shm: rank %d runs another version of shm.so than rank %d", (int)r,
-                                 (int)s->rank);
+            return s->host->fail(s->host, TN_CONFLICT, "shm: rank %d runs another version of shm.so than rank %d",
+                                 (int)r, (int)s->rank);
         if (card.host_id != mine.host_id)
             return s->host->fail(s->host, TN_UNSUPPORTED,
                                  "shm: rank %d is on another host than rank %d; all ranks must share one, or use a "
@@ -395,8 +395,8 @@ static tn_status share_segment(struct shm *s, const struct layout *l, int *fd, u
     if (s->rank != 0) {
         tn_status st = receive_note(s, s->sockets[0], &note, fd, deadline, "mem_alloc");
         if (st == TN_OK && (note.status != 0 || *fd < 0))
-            return s->host->fail(s->host, TN_NO_MEMORY, "shm: rank 0 cannot make %" PRIu64 " bytes of shared memory: %s",
-                                 l->bytes, strerror(note.status));
+            return s->host->fail(s->host, TN_NO_MEMORY, "shm: rank 0 cannot make %" PRIu64 " bytes of shared memory: "
+                                 "%s", l->bytes, strerror(note.status));
         return st;
     }
     *fd = make_segment(l);
@@ -422,6 +422,14 @@ static tn_status map_segment(struct shm *s, const struct layout *l, int fd, uint
     s->segments[l->index] = (struct shm_segment){ base, l->bytes, l->mine, part_bytes(s->rank, asked) - skew(s->rank) };
     if ((uint32_t)l->index >= s->n_segments)
         s->n_segments = (uint32_t)l->index + 1;
+    return TN_OK;
+}
+
+static tn_status check_mapped(struct shm *s)
+{
+    for (int32_t r = 0; r < s->n; r++)
+        if (s->control->cells[r].status != TN_OK)
+            return s->host->fail(s->host, TN_NO_MEMORY, "shm: rank %d could not map the memory", (int)r);
     return TN_OK;
 }
 
@@ -452,11 +460,12 @@ tn_status shm_mem_alloc(void *self, uint64_t bytes, void **memory)
         close(fd);
     cell->status = st;
     tn_status met = shm_gather(s, deadline, "mem_alloc");
-    for (int32_t r = 0; st == TN_OK && r < s->n; r++)
-        if (met != TN_OK || s->control->cells[r].status != TN_OK) {
-            shm_mem_free(s, s->segments[l.index].base + l.mine);
-            st = met != TN_OK ? met : s->host->fail(s->host, TN_NO_MEMORY, "shm: rank %d could not map the memory", (int)r);
-        }
+    if (st == TN_OK && met == TN_OK)
+        met = check_mapped(s);
+    if (st == TN_OK && met != TN_OK) {
+        shm_mem_free(s, s->segments[l.index].base + l.mine);
+        st = met;
+    }
     if (st == TN_OK)
         *memory = s->segments[l.index].base + l.mine;
     return st;

@@ -2,7 +2,7 @@
  *
  * This file is the plugin's table and an instance's life: create reads the options, init finds
  * the other ranks and maps the control file, destroy leaves nothing. The parts are listed in
- * shm.h, the protocol is explained in comm.c. */
+ * shm.h, the protocol is explained in wait.c. */
 #include <errno.h>
 #include <inttypes.h>
 #include <linux/futex.h>

@@ -2,7 +2,8 @@
  *
  * shm.c      plugin table, instance, init
  * segment.c  the control file and mem_alloc's segments: making, passing and mapping them
- * comm.c     groups, failure, waiting (and the protocol, explained at its top)
+ * comm.c     groups
+ * wait.c     progress, waiting, failure (and the protocol, explained at its top)
  * ops.c      collectives: publish, agree, claim slices, stage private buffers
  * p2p.c      send and recv
  * reduce.c   the summing and copying kernels, built once for each CPU level
@@ -252,6 +253,8 @@ uint64_t shm_block_stride(const struct shm *s);
 tn_status shm_comm_create(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
                           struct tn_comm **comm);
 void shm_comm_destroy(struct tn_comm *c);
+
+/* wait.c */
 void shm_comm_abort(struct tn_comm *c);
 tn_status shm_test(struct tn_request *r);
 tn_status shm_wait(struct tn_request *r, uint64_t timeout_ns);
