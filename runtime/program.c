@@ -122,36 +122,59 @@ static void cut(const struct tn_program *p, tn_placement placement, int32_t axis
     *extent = parts->weights[coord] * unit;
 }
 
-void tn_local(const struct tn_program *p, tn_value v, const int32_t *coord, int32_t *rank, int64_t *shape, int64_t *offset)
+/* Parts of a flat cut are equal but for padding at the end, which no part counts: the last ones may be short or empty. */
+static void cut_flat(int64_t size, int64_t coord, int64_t *n, int64_t *first)
 {
-    const struct tn_value_data *value = &p->values[v];
-    int64_t extent[TN_MAX_DIMS], start[TN_MAX_DIMS] = { 0 };
-    int32_t flat_axes = 0;
-    memcpy(extent, value->shape, sizeof extent);
-    for (int32_t axis = p->mesh->n_axes - 1; axis >= 0; axis--) { /* slower axes are the outer cuts */
-        tn_placement place = value->place[axis];
-        if (TN_PLACE_KIND(place) == TN_PLACE_SHARD)
-            cut(p, place, axis, coord[axis], &extent[TN_PLACE_DIM(place)], &start[TN_PLACE_DIM(place)]);
-        flat_axes += TN_PLACE_KIND(place) == TN_PLACE_FLAT;
+    int64_t part = (*n + size - 1) / size, left = *n - coord * part;
+    *first += coord * part;
+    *n = left < 0 ? 0 : left < part ? left : part;
+}
+
+/* Part of a value that lies on the mesh as `place` says, for the rank at `coord`. */
+static void part_of(const struct tn_program *p, const struct tn_value_data *value, const tn_placement *place,
+                    const int32_t *coord, int32_t *rank, int64_t *extent, int64_t *start)
+{
+    int32_t n_axes = p->mesh->n_axes, flat_axes = 0;
+    memcpy(extent, value->shape, sizeof value->shape);
+    memset(start, 0, sizeof value->shape);
+    for (int32_t axis = n_axes - 1; axis >= 0; axis--) { /* slower axes are the outer cuts */
+        if (TN_PLACE_KIND(place[axis]) == TN_PLACE_SHARD)
+            cut(p, place[axis], axis, coord[axis], &extent[TN_PLACE_DIM(place[axis])], &start[TN_PLACE_DIM(place[axis])]);
+        flat_axes += TN_PLACE_KIND(place[axis]) == TN_PLACE_FLAT;
     }
     *rank = value->rank;
-    if (flat_axes) {
-        int64_t n = tn_elements(extent, value->rank), first = 0;
-        for (int32_t axis = p->mesh->n_axes - 1; axis >= 0; axis--)
-            if (TN_PLACE_KIND(value->place[axis]) == TN_PLACE_FLAT) {
-                n = (n + p->mesh->axis[axis].size - 1) / p->mesh->axis[axis].size;
-                first += coord[axis] * n;
-            }
-        for (int32_t d = 0; d < TN_MAX_DIMS; d++) {
-            extent[d] = d ? 1 : n;
-            start[d] = d ? 0 : first;
-        }
-        *rank = 1;
+    if (!flat_axes)
+        return;
+    int64_t n = tn_elements(extent, value->rank), first = 0;
+    for (int32_t axis = n_axes - 1; axis >= 0; axis--)
+        if (TN_PLACE_KIND(place[axis]) == TN_PLACE_FLAT)
+            cut_flat(p->mesh->axis[axis].size, coord[axis], &n, &first);
+    for (int32_t d = 0; d < TN_MAX_DIMS; d++) {
+        extent[d] = d ? 1 : n;
+        start[d] = d ? 0 : first;
     }
+    *rank = 1;
+}
+
+void tn_local(const struct tn_program *p, tn_value v, const int32_t *coord, int32_t *rank, int64_t *shape, int64_t *offset)
+{
+    int64_t extent[TN_MAX_DIMS], start[TN_MAX_DIMS];
+    part_of(p, &p->values[v], p->values[v].place, coord, rank, extent, start);
     if (shape)
         memcpy(shape, extent, sizeof extent);
     if (offset)
         memcpy(offset, start, sizeof start);
+}
+
+int64_t tn_flat_part(const struct tn_program *p, tn_value v, int32_t axis)
+{
+    tn_placement whole[TN_MAX_AXES];
+    int32_t rank;
+    int64_t extent[TN_MAX_DIMS], start[TN_MAX_DIMS];
+    memcpy(whole, p->values[v].place, sizeof whole);
+    whole[axis] = TN_REPLICATE;
+    part_of(p, &p->values[v], whole, p->coord, &rank, extent, start);
+    return (tn_elements(extent, rank) + p->mesh->axis[axis].size - 1) / p->mesh->axis[axis].size;
 }
 
 int64_t tn_local_elements(const struct tn_program *p, tn_value v)
@@ -205,7 +228,8 @@ static tn_op op_add(struct tn_program *p, uint32_t opcode, const char *name, con
     };
     o->in = tn_arena_alloc(&p->arena, (n_in + 1) * sizeof *o->in);
     o->out = tn_arena_alloc(&p->arena, (n_out + 1) * sizeof *o->out);
-    memcpy(o->in, in, n_in * sizeof *in);
+    for (uint32_t i = 0; i < n_in; i++)
+        o->in[i] = in[i];
     for (uint32_t i = 0; i < n_attrs; i++) {
         o->attrs[i] = attrs[i];
         o->attrs[i].key = tn_arena_strdup(&p->arena, attrs[i].key);

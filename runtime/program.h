@@ -111,10 +111,12 @@ void tn_program_error(struct tn_program *p, tn_op op, const char *fmt, ...) __at
 uint32_t tn_dtype_bytes(uint32_t dtype);
 int64_t tn_elements(const int64_t *shape, int32_t rank);
 /* This rank's part: shape, and offset where the cut is contiguous (either may be NULL). Flat cuts collapse it to one
- * dimension. */
+ * dimension, without the padding that makes all parts equal. */
 void tn_local(const struct tn_program *p, tn_value v, const int32_t *coord, int32_t *rank, int64_t *shape, int64_t *offset);
 /* Elements of that part. */
 int64_t tn_local_elements(const struct tn_program *p, tn_value v);
+/* Elements of each part, padding counted, of a value cut flat along `axis`. */
+int64_t tn_flat_part(const struct tn_program *p, tn_value v, int32_t axis);
 
 #define TN_EACH_OP(p, op) (tn_op op = (p)->first; op; op = (p)->ops[op].next)
 
