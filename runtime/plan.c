@@ -114,6 +114,28 @@ static uint8_t category_of(uint32_t kind)
     }
 }
 
+static void grow(struct planner *s, tn_value v, int64_t elements)
+{
+    int64_t offset, bytes = round_up(elements * tn_dtype_bytes(s->p->values[v].dtype), ALIGN);
+    tn_value root = root_of(s, v, &offset);
+    if (s->bytes[root] < offset + bytes)
+        s->bytes[root] = offset + bytes;
+}
+
+/* What is gathered from, or scattered into, flat parts has room for the padding that makes the parts equal. */
+static void pad_flat(struct planner *s, tn_op op)
+{
+    const struct tn_op_data *o = &s->p->ops[op];
+    int gathers = o->opcode == TN_OP_ALL_GATHER;
+    if ((!gathers && o->opcode != TN_OP_REDUCE_SCATTER) || tn_attr_i(s->p, op, "dim", -1) >= 0)
+        return;
+    int32_t axis = (int32_t)tn_attr_i(s->p, op, "axis", 0);
+    tn_value part = gathers ? o->in[0] : o->out[0], whole = gathers ? o->out[0] : o->in[0];
+    int64_t elements = tn_flat_part(s->p, part, axis);
+    grow(s, part, elements);
+    grow(s, whole, elements * s->p->mesh->axis[axis].size);
+}
+
 static void find_storages(struct planner *s)
 {
     const struct tn_program *p = s->p;
@@ -124,6 +146,8 @@ static void find_storages(struct planner *s)
     }
     for TN_EACH_OP(p, op)
         share_memory(s, op);
+    for TN_EACH_OP(p, op)
+        pad_flat(s, op);
 }
 
 static void note_uses(struct planner *s)

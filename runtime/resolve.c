@@ -156,14 +156,17 @@ static tn_value convert(struct resolver *r, tn_value v, tn_placement to, tn_op o
     return result;
 }
 
-/* Params, their casts, states and memory that is updated in place keep their placement. */
-static int pinned(const struct tn_program *p, tn_op op, uint32_t i)
+/* Params, their casts, states and memory that is updated in place keep their placement; but a param that a strategy
+ * cut flat is there to be gathered. */
+static int pinned(const struct tn_program *p, tn_op op, uint32_t i, tn_placement from, tn_placement to)
 {
     const struct tn_op_kind *kind = tn_op_kind(p->ops[op].opcode);
     uint32_t value_kind = p->values[p->ops[op].in[i]].kind;
     for (uint32_t o = 0; o < kind->n_out; o++)
         if (kind->must_alias[o] == (int)i)
             return 1;
+    if (TN_PLACE_KIND(from) == TN_PLACE_FLAT && to == TN_REPLICATE)
+        return 0;
     tn_op def = p->values[p->ops[op].in[i]].def;
     if (def && p->ops[def].opcode == TN_OP_CAST && p->values[p->ops[def].in[0]].kind == TN_KIND_PARAM)
         return 1;
@@ -180,7 +183,7 @@ static double row_cost(const struct resolver *r, tn_op op, const struct tn_row *
             continue;
         tn_placement from = p->values[o->in[i]].place[r->axis];
         tn_placement to = row->in[i < TN_OP_MOST_FIXED ? i : 0];
-        if (from != to && from != TN_PLACE_UNSET && pinned(p, op, i))
+        if (from != to && from != TN_PLACE_UNSET && pinned(p, op, i, from, to))
             return INFINITY;
         if (from != to && converted(r, o->in[i], to))
             continue;
