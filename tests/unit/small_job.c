@@ -28,6 +28,8 @@ static int64_t facts_get(const struct tn_facts *facts, const char *name, int64_t
 {
     const struct small_job *job = (const struct small_job *)((const char *)facts - offsetof(struct small_job, facts));
     int64_t batch = setting(job, "batch", 8), micro_batches = setting(job, "micro_batches", 1);
+    if (strcmp(name, "world") == 0)
+        return job->mesh.world;
     if (strcmp(name, "sequence") == 0)
         return setting(job, "sequence", 16);
     if (strcmp(name, "batch") == 0)

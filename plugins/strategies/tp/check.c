@@ -1,4 +1,4 @@
-/* tp: what must divide, and the sizes that would work. */
+/* tp: what must divide, and the sizes that would work. The world follows the size, so that it limits none. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,10 +18,9 @@ static int kv_fits(int64_t kv_heads, int64_t size)
 
 static int works(const struct tp *tp, int64_t size)
 {
-    int64_t vocab = fact(tp, "vocab"), world = fact(tp, "world");
+    int64_t vocab = fact(tp, "vocab");
     return fact(tp, "heads") % size == 0 && kv_fits(fact(tp, "kv_heads"), size) && fact(tp, "mlp") % size == 0 &&
-           (vocab <= 0 || vocab >= size) && (world <= 0 || world % size == 0) &&
-           !(tp->sequence_parallel && fact(tp, "sequence") % size != 0);
+           (vocab <= 0 || vocab >= size) && !(tp->sequence_parallel && fact(tp, "sequence") % size != 0);
 }
 
 /* "use 1, 2, 4 or 8": every size that would work. */
