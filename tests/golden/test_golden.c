@@ -9,8 +9,9 @@
  * are compared on the scale of their largest element, and fused ones as a whole (the key third of GPT-2's c_attn.bias
  * is zero but for rounding). Between a parameter and the loss and back lie about 40 roundings to the compute type; as
  * independent errors of u / sqrt(3) they add up to 3.7 u, which is 0.7% in bf16 (and nothing beside 1e-5 in fp32). The
- * root mean square is held to three times that, the largest of some thousand elements to seven times; loss and norm
- * average over many such errors. In fp32 the bound is 1e-5, and the root mean square is held to a third of it.
+ * root mean square is held to four times that (some tensors have a dozen elements), the largest of some thousand
+ * elements to seven times; loss and norm average over many such errors. In fp32 the bound is 1e-5, and the root mean
+ * square is held to a third of it.
  *
  * AdamW divides by the root of the mean square, so an element that is small beside its tensor moves by up to lr in a
  * direction that its noise helps to decide. After n steps of rate lr a parameter may be off by a share of n lr, and
@@ -308,7 +309,7 @@ static void test_case(void **state)
 int main(int argc, char **argv)
 {
     static const struct bounds fp32 = { 1e-5, 1e-5, 1e-5, 3e-6, 1e-3 };
-    static const struct bounds bf16 = { 1e-3, 1e-2, 5e-2, 2e-2, 1 };
+    static const struct bounds bf16 = { 1e-3, 1e-2, 5e-2, 3e-2, 1 };
     static struct golden g[] = {
         { .name = "gpt2", .compute = "fp32", .bounds = fp32 }, { .name = "llama", .compute = "fp32", .bounds = fp32 },
         { .name = "qwen", .compute = "fp32", .bounds = fp32 }, { .name = "gpt2", .compute = "bf16", .bounds = bf16 },
