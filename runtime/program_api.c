@@ -316,6 +316,11 @@ static void api_place(struct tn_program *p, tn_value v, int32_t axis, tn_placeme
                          p->actor, tn_placement_text(placement, other));
         return;
     }
+    if (TN_PLACE_KIND(placement) == TN_PLACE_SHARD && TN_PLACE_DIM(placement) >= value->rank) {
+        tn_program_error(p, 0, "%s: %s asks for %s on axis %s, but it has %d dimensions, counted from 0", value->name,
+                         p->actor, tn_placement_text(placement, one), p->mesh->axis[axis].name, value->rank);
+        return;
+    }
     if (!tn_placement_fits(p, v, axis, placement)) {
         tn_program_error(p, 0, "%s: %s asks for %s on axis %s = %d, which does not divide it", value->name, p->actor,
                          tn_placement_text(placement, one), p->mesh->axis[axis].name, p->mesh->axis[axis].size);

@@ -11,13 +11,15 @@
 #define VERSION "1.0.0"
 #endif
 
-enum { NOTHING, BATCH_OF_PARAM, PARTIAL_INPUT, UNEVEN, REMOVE_USED, UNKNOWN_VALUE, WRONG_SHAPE, NO_MESSAGE, TAKE_HEADS };
+enum { NOTHING, BATCH_OF_PARAM, PARTIAL_INPUT, UNEVEN, REMOVE_USED, UNKNOWN_VALUE, WRONG_SHAPE, NO_MESSAGE, TAKE_HEADS,
+       SKIP_REDUCTION };
 static const char *const deeds[] = { "nothing", "batch_of_param", "partial_input", "uneven", "remove_used",
-                                     "unknown_value", "wrong_shape", "no_message", "take_heads", NULL };
+                                     "unknown_value", "wrong_shape", "no_message", "take_heads",
+                                     "skip_reduction", NULL };
 
 static const struct tn_option options[] = {
     { sizeof(struct tn_option), TN_OPT_INT, 0, 0, "size", "2", 1, 64, NULL, "Ranks." },
-    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "deed", "nothing", 0, 0, deeds, "What it does in place." },
+    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "deed", "nothing", 0, 0, deeds, "What it does to the program." },
 };
 
 struct odd {
@@ -103,8 +105,18 @@ static tn_status place(void *self, struct tn_program *p)
     }
 }
 
+/* The sum that tp needs is left out: what comes after takes each rank's term for the whole. */
+static tn_status lower(void *self, struct tn_program *p)
+{
+    struct odd *odd = self;
+    struct tn_op_info info;
+    if (odd->deed == SKIP_REDUCTION && find_op(odd, p, TN_OP_ALL_REDUCE, &info))
+        odd->edit->replace_uses(p, info.out[0], info.in[0], 0);
+    return TN_OK;
+}
+
 static const struct tn_strategy table = {
-    .struct_size = sizeof table, .create = create, .destroy = destroy, .place = place,
+    .struct_size = sizeof table, .create = create, .destroy = destroy, .place = place, .lower = lower,
 };
 
 static const struct tn_plugin plugin = {
