@@ -104,7 +104,7 @@ static uint32_t what_of(const struct tn_request *r)
 static void clear_state(struct shm_state *state)
 {
     for (int i = 0; i < PARTS; i++)
-        atomic_store_explicit(&state->claimed[i], 0, memory_order_relaxed);
+        atomic_store_explicit(&state->parts[i].claimed, 0, memory_order_relaxed);
     atomic_store_explicit(&state->done, 0, memory_order_relaxed);
     atomic_store_explicit(&state->ready, 0, memory_order_relaxed);
 }
@@ -381,7 +381,7 @@ static uint32_t part_start(const struct tn_request *r, uint32_t parts, uint32_t 
 static int claim(const struct tn_request *r, uint32_t parts, uint32_t part, uint32_t ready, uint32_t *round,
                  uint32_t *slice)
 {
-    _Atomic uint32_t *claimed = &state_of(r->comm, r->number)->claimed[part];
+    _Atomic uint32_t *claimed = &state_of(r->comm, r->number)->parts[part].claimed;
     uint32_t start = part_start(r, parts, part), size = part_start(r, parts, part + 1) - start;
     uint32_t at = atomic_load(claimed);
     do
@@ -421,8 +421,7 @@ static int work_on(const struct tn_request *r, int budget)
         uint32_t round, slice;
         while (budget != 0 && claim(r, parts, part, ready, &round, &slice)) {
             work(r, round, slice);
-            uint32_t done = atomic_fetch_add(&state->done, 1) + 1;
-            if (done % r->slices == 0)
+            if ((atomic_fetch_add(&state->done, 1) + 1) % r->slices == 0)
                 shm_ring_all(c, c->n);
             budget -= budget > 0;
         }

@@ -103,7 +103,9 @@ struct shm_slot {
 
 /* The work of one collective. */
 struct shm_state {
-    _Alignas(LINE) _Atomic uint32_t claimed[PARTS]; /* slices, counted on from round to round */
+    struct {
+        _Alignas(64) _Atomic uint32_t claimed; /* slices, counted on from round to round */
+    } parts[PARTS];
     _Alignas(LINE) _Atomic uint32_t done;           /* slices, of all parts and rounds */
     _Atomic uint32_t ready;                         /* times a staging member was ready */
 };

@@ -10,7 +10,7 @@
  *              the same n descriptors and so come to the same verdict, TN_CONFLICT or go on.
  *   small      the payload is in the slots: each rank computes its own result from them. Done.
  *   direct     all buffers are in segments. Whoever passes by claims slices (compare-and-swap
- *              on state.claimed), reads the members' inputs, writes the members' outputs and
+ *              on state.parts), reads the members' inputs, writes the members' outputs and
  *              adds 1 to state.done. Done when state.done = all slices.
  *   staged     some buffer is private. The same, in rounds: a member with a private buffer
  *              copies a piece into its bounce area and adds 1 to state.ready; slices of a round
