@@ -87,6 +87,19 @@ static void conversions_are_remembered(void **state)
     flow_finish(&f);
 }
 
+/* x was gathered already, so taking it whole is free, and cheaper than a slice of z. */
+static void what_was_converted_costs_nothing_again(void **state)
+{
+    struct flow f;
+    resolved(&f, "mesh tp=2\ninput x: f32[4, 8, 16] {tp: S1}\ninput z: f32[4, 8, 16] {tp: R}\n"
+                 "param a: f32[16, 32] {tp: S1}\nregion forward\n"
+                 "  p: f32[4, 8, 32] = linear(x: x, w: a)\n  q: f32[4, 8, 16] = add(a: x, b: z)\n");
+    lies(&f, "q", 0, TN_REPLICATE);
+    assert_int_equal(flow_count(&f.p, TN_OP_SLICE, -1), 0);
+    assert_int_equal(collectives(&f), 1);
+    flow_finish(&f);
+}
+
 /* x and w are cut in ways that fit no row. Rather than the small param, the large activation is converted. */
 static void params_are_never_converted(void **state)
 {
@@ -218,6 +231,7 @@ int main(void)
         cmocka_unit_test(a_want_chooses_reduce_scatter),
         cmocka_unit_test(partial_terms_are_added_before_they_are_reduced),
         cmocka_unit_test(conversions_are_remembered),
+        cmocka_unit_test(what_was_converted_costs_nothing_again),
         cmocka_unit_test(params_are_never_converted),
         cmocka_unit_test(equal_costs_go_to_fewer_collectives_and_the_earlier_row),
         cmocka_unit_test(unequal_parts_are_gathered_as_a_sum),
