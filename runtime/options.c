@@ -431,6 +431,7 @@ void tn_options_read(struct tn_options *options, struct tn_manifest *m, const ch
     options->section = tn_arena_strdup(&m->arena, section);
     options->values = tn_arena_alloc(&m->arena, (count + 1) * sizeof *options->values);
     options->count = 0;
+    size_t before = diag->count;
     for (uint32_t i = 0; i < count; i++) {
         const struct tn_option *row = row_copy(table, i, stride, &m->arena);
         if (!row) {
@@ -440,6 +441,7 @@ void tn_options_read(struct tn_options *options, struct tn_manifest *m, const ch
         }
         read_row(&options->values[options->count++], row, m, section, diag);
     }
+    options->sound = diag->count == before;
     report_unknown(options, m, diag);
 }
 

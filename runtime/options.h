@@ -25,6 +25,7 @@ struct tn_options {
     const char *section;
     struct tn_option_value *values; /* one a row of the table, in its order */
     uint32_t count;
+    int sound;                      /* every value was given as the table wants it; unknown keys do no harm */
 };
 
 /* Reads `section` of the manifest. Rows lie `stride` bytes apart. Memory is the manifest's. */

@@ -46,10 +46,10 @@ static void load(struct tn_job *job, struct tn_instance *instance, const char *n
         tn_diag_add(&job->diag, where, NULL, "plugin %s: %s", name, error.text);
         return;
     }
-    size_t before = job->diag.count;
     tn_instance_init(instance, &library, &job->manifest, &job->diag);
     instance->facts = &job->facts;
-    if (job->diag.count == before && tn_instance_create(instance, NULL, &error) != TN_LOAD_OK && job->diag.count == before)
+    size_t before = job->diag.count;
+    if (instance->options.sound && tn_instance_create(instance, NULL, &error) != TN_LOAD_OK && job->diag.count == before)
         tn_diag_add(&job->diag, where, NULL, "plugin %s: %s", name, error.text);
 }
 

@@ -148,6 +148,12 @@ class Check(JobTest):
         self.assertEqual(lines, sorted(lines))
         self.assertEqual(self.run_tenon("run", "bad.ini", code=2).stderr, run.stderr)
 
+    def test_misspelt_key_hides_nothing(self):
+        """A model whose section has an unknown key still says what must divide."""
+        run = self.run_tenon("check", "job.ini", *layout(tp=3), *settings(gpt={"layer": 3}), code=2)
+        self.assertIn("[gpt] layer: unknown key; did you mean layers?", run.stderr)
+        self.assertIn("[tp] size: 3 does not divide heads = 4", run.stderr)
+
     def test_size_of_the_world(self):
         for words, message in ((["-n", "3", *layout(tp=2)], "the sizes of the strategies make 2 ranks, but 3 are given; "
                                 "use -n 2 or change a size"),
