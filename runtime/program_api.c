@@ -365,6 +365,42 @@ static void api_error(struct tn_program *p, tn_op op, const char *fmt, ...)
     tn_program_error(p, op, "%s: %s", p->actor, text);
 }
 
+static tn_op api_op_copy(struct tn_program *p, tn_op op, const char *name)
+{
+    if (!good_op(p, op))
+        return 0;
+    struct tn_op_data *o = &p->ops[op];
+    tn_op_new(p, o->opcode, name, o->in, o->n_in, o->attrs, o->n_attrs);
+    tn_op copy = tn_last_op(p);
+    o = &p->ops[op];
+    p->ops[copy].tag = o->tag;
+    p->ops[copy].source = op;
+    for (uint32_t i = 0; i < o->n_out; i++) {
+        struct tn_value_data *to = &p->values[p->ops[copy].out[i]];
+        const struct tn_value_data *from = &p->values[o->out[i]];
+        memcpy(to->place, from->place, sizeof to->place);
+        memcpy(to->want, from->want, sizeof to->want);
+        memcpy(to->dims, from->dims, sizeof to->dims);
+        to->tag = from->tag;
+        to->grad_of = from->grad_of;
+    }
+    return copy;
+}
+
+static void api_set_region(struct tn_program *p, tn_op op, uint32_t region)
+{
+    if (good_op(p, op))
+        p->ops[op].region = region;
+}
+
+static void api_set_kind(struct tn_program *p, tn_value v, uint32_t kind, tn_value like)
+{
+    if (!good_value(p, v) || (like != 0 && !good_value(p, like)))
+        return;
+    p->values[v].kind = kind;
+    p->values[v].like = like;
+}
+
 static const struct tn_program_edit_api edit_api = {
     .struct_size = sizeof edit_api,
     .at = api_at,
@@ -388,6 +424,9 @@ static const struct tn_program_edit_api edit_api = {
     .want = api_want,
     .parts_new = api_parts_new,
     .error = api_error,
+    .op_copy = api_op_copy,
+    .set_region = api_set_region,
+    .set_kind = api_set_kind,
 };
 
 const void *tn_program_api_get(const char *id)

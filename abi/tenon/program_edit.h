@@ -72,6 +72,15 @@ struct tn_program_edit_api {
 
     /* Records an error of the pass under way, about op (may be 0). */
     void (*error)(struct tn_program *p, tn_op op, const char *fmt, ...) TN_PRINTF(3, 4);
+
+    /* The same op again, in the region, layer and place of at and insert_before: opcode,
+     * attributes and placements are kept, outputs are new. Inputs as in the original.
+     * Returns the new op. */
+    tn_op (*op_copy)(struct tn_program *p, tn_op op, const char *name);
+    /* Moves an op to another region; the caller moves it in the list as well where needed. */
+    void (*set_region)(struct tn_program *p, tn_op op, uint32_t region);
+    /* What a value is (TN_KIND_*), and the param that it belongs to (0: none). */
+    void (*set_kind)(struct tn_program *p, tn_value v, uint32_t kind, tn_value like);
 };
 
 #ifdef __cplusplus

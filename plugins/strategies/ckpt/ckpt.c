@@ -1,0 +1,86 @@
+/* ckpt: activation checkpointing (Chen et al. 2016). Instead of keeping an activation from the forward to the backward
+ * pass, the ops that make it run again right before the backward pass needs it. recompute.c does the work; this file
+ * has the options and the plugin's table. */
+#include "ckpt.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const modes[] = {"full", "selective", NULL};
+
+static const struct tn_option options[] = {
+    {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "recompute", "selective", 0, 0, modes,
+     "full: everything of a layer but its input; selective: the ops and tags listed."},
+    {sizeof(struct tn_option), TN_OPT_FLOAT, 0, 0, "ratio", "1", 0, 1, NULL,
+     "Share of the layers that it applies to, from the first one."},
+    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", "attention, layernorm, rmsnorm, gelu, bias_gelu, swiglu", 0, 0, NULL,
+     "Opcodes that selective runs again."},
+    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "tags", NULL, 0, 0, NULL,
+     "Tags of values whose ops selective runs again."},
+    {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "resend", "off", 0, 0, NULL,
+     "Repeat collectives too, instead of keeping what they delivered."},
+};
+
+static tn_status create(const struct tn_host *host, void **self)
+{
+    const struct tn_facts_api *facts = host->get_api(host, "tn.facts/1");
+    const struct tn_program_api *read = host->get_api(host, "tn.program/1");
+    const struct tn_program_edit_api *edit = host->get_api(host, "tn.program_edit/1");
+    if (!facts || !read || !edit || !TN_HAS(edit, op_copy))
+        return host->fail(host, TN_UNSUPPORTED, "ckpt needs a host with tn.facts/1, tn.program/1 and tn.program_edit/1 with op_copy");
+    struct ckpt *ckpt = host->alloc(host, sizeof *ckpt);
+    if (!ckpt)
+        return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
+    memset(ckpt, 0, sizeof *ckpt);
+    ckpt->host = host;
+    ckpt->facts = facts;
+    ckpt->read = read;
+    ckpt->edit = edit;
+    ckpt->full = host->get_int(host, "recompute") == 0;
+    ckpt->ratio = host->get_float(host, "ratio");
+    ckpt->resend = host->get_int(host, "resend") != 0;
+    ckpt->n_ops = host->get_list(host, "ops", &ckpt->ops);
+    ckpt->n_tags = host->get_list(host, "tags", &ckpt->tags);
+    *self = ckpt;
+    return TN_OK;
+}
+
+static void destroy(void *self)
+{
+    struct ckpt *ckpt = self;
+    if (ckpt)
+        ckpt->host->release(ckpt->host, ckpt);
+}
+
+static const struct tn_strategy table = {
+    .struct_size = sizeof(struct tn_strategy),
+    .create = create,
+    .destroy = destroy,
+    .lower = ckpt_lower,
+};
+
+static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
+
+static const struct tn_plugin plugin = {
+    .magic = TN_PLUGIN_MAGIC,
+    .struct_size = sizeof(struct tn_plugin),
+    .abi_major = TN_ABI_MAJOR,
+    .abi_minor = TN_ABI_MINOR,
+    .min_host_minor = 1,
+    .kind = TN_PLUGIN_STRATEGY,
+    .option_stride = sizeof(struct tn_option),
+    .id = "ckpt",
+    .version = "0.1.0",
+    .summary = "Activation checkpointing: forward ops run again in the backward pass instead of keeping their results.",
+    .build_info = "",
+    .table = &table,
+    .options = options,
+    .option_count = sizeof options / sizeof options[0],
+    .needs = needs,
+};
+
+const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
+{
+    (void)host;
+    return &plugin;
+}
