@@ -6,6 +6,8 @@
 #include <string.h>
 #include <time.h>
 
+#include <xxhash.h>
+
 #include "base/buf.h"
 #include "base/log.h"
 
@@ -107,26 +109,74 @@ static int runs_on_device(uint32_t opcode)
     return !tn_op_is_comm(opcode) && !tn_op_is_free(opcode);
 }
 
+/* Equal for ops that the device cannot tell apart. */
+static uint64_t hash_described(const struct tn_op_desc *d)
+{
+    uint64_t hash = XXH3_64bits_withSeed(&d->opcode, sizeof d->opcode, d->n_in);
+    for (uint32_t i = 0; i < d->n_in + d->n_out; i++) {
+        const struct tn_tensor *tensor = d->in[i]; /* outputs follow */
+        hash = XXH3_64bits_withSeed(tensor, tensor ? sizeof *tensor : 0, hash);
+    }
+    for (uint32_t i = 0; i < d->n_attrs; i++) {
+        const struct { int64_t i; double f; } value = { d->attrs[i].i, d->attrs[i].f };
+        hash = XXH3_64bits_withSeed(d->attrs[i].key, strlen(d->attrs[i].key), hash);
+        hash = XXH3_64bits_withSeed(&value, sizeof value, hash);
+    }
+    return hash ? hash : 1;
+}
+
+/* Hashes of what was asked already; the size is a power of two, at most half of it used. */
+struct asked {
+    uint64_t *slot;
+    size_t size;
+};
+
+/* 1 if this is the first time. */
+static int ask_once(struct asked *asked, uint64_t hash)
+{
+    size_t at = (size_t)hash & (asked->size - 1);
+    while (asked->slot[at] && asked->slot[at] != hash)
+        at = (at + 1) & (asked->size - 1);
+    int first = asked->slot[at] == 0;
+    asked->slot[at] = hash;
+    return first;
+}
+
+static tn_status ask_device(const struct tn_machine *machine, const struct tn_op_desc *desc, uint64_t *bytes)
+{
+    tn_status status = machine->device->supports(machine->device_self, desc);
+    return status == TN_OK ? machine->device->workspace(machine->device_self, desc, bytes) : status;
+}
+
+/* Layers and micro-batches are alike, and asking may be slow: a device may prepare a kernel to know. */
 int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_program *flat, char *error, size_t error_bytes)
 {
     uint64_t most = 0;
+    struct asked asked = { .size = 64 };
+    while (asked.size < 2 * ((size_t)flat->n_ops + 1))
+        asked.size *= 2;
+    asked.slot = calloc(asked.size, sizeof *asked.slot);
+    if (!asked.slot) {
+        snprintf(error, error_bytes, "out of memory");
+        return -1;
+    }
     for TN_EACH_OP(flat, op) {
         if (!runs_on_device(flat->ops[op].opcode))
             continue;
         struct described d;
         uint64_t bytes = 0;
         tn_status status = describe(flat, op, NULL, NULL, &d) ? TN_NO_MEMORY : TN_OK;
-        if (status == TN_OK)
-            status = machine->device->supports(machine->device_self, &d.desc);
-        if (status == TN_OK)
-            status = machine->device->workspace(machine->device_self, &d.desc, &bytes);
+        if (status == TN_OK && ask_once(&asked, hash_described(&d.desc)))
+            status = ask_device(machine, &d.desc, &bytes);
         undescribe(&d);
         if (status != TN_OK) {
             snprintf(error, error_bytes, "the device has no kernel for %s = %s", flat->ops[op].name, d.desc.name);
+            free(asked.slot);
             return -1;
         }
         most = bytes > most ? bytes : most;
     }
+    free(asked.slot);
     return (int64_t)most;
 }
 
