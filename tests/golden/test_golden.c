@@ -308,9 +308,8 @@ static void test_case(void **state)
 
 int main(int argc, char **argv)
 {
-    static const struct bounds fp32 = { 1e-5, 1e-5, 1e-5, 3e-6, 1e-3 };
-    static const struct bounds bf16 = { 1e-3, 1e-2, 5e-2, 3e-2, 1 };
-    static struct golden g[] = {
+    const struct bounds fp32 = { 1e-5, 1e-5, 1e-5, 3e-6, 1e-3 }, bf16 = { 1e-3, 1e-2, 5e-2, 3e-2, 1 };
+    struct golden g[] = {
         { .name = "gpt2", .compute = "fp32", .bounds = fp32 }, { .name = "llama", .compute = "fp32", .bounds = fp32 },
         { .name = "qwen", .compute = "fp32", .bounds = fp32 }, { .name = "gpt2", .compute = "bf16", .bounds = bf16 },
         { .name = "llama", .compute = "bf16", .bounds = bf16 }, { .name = "qwen", .compute = "bf16", .bounds = bf16 },
