@@ -44,32 +44,6 @@ static float element(struct draw *d, uint64_t i)
     return d->scale * d->four[i % 4];
 }
 
-/* A param cut by dimensions: rows of the last dimension, each from its own list of indices. */
-static void init_sharded(const struct tn_program *p, tn_value v, struct draw *d, float *data)
-{
-    const struct tn_value_data *value = &p->values[v];
-    int32_t rank;
-    int64_t shape[TN_MAX_DIMS], at[TN_MAX_DIMS] = { 0 };
-    int64_t *index[TN_MAX_DIMS] = { NULL };
-    tn_local(p, v, p->coord, &rank, shape, NULL);
-    for (int32_t dim = 0; dim < rank; dim++) {
-        index[dim] = malloc((size_t)value->shape[dim] * sizeof *index[dim]);
-        if (index[dim])
-            tn_local_indices(p, v, dim, index[dim]);
-    }
-    int64_t n = tn_elements(shape, rank);
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t global = 0;
-        for (int32_t dim = 0; dim < rank; dim++)
-            global = global * (uint64_t)value->shape[dim] + (uint64_t)(index[dim] ? index[dim][at[dim]] : at[dim]);
-        data[i] = element(d, global);
-        for (int32_t dim = rank - 1; dim >= 0 && ++at[dim] == shape[dim]; dim--)
-            at[dim] = 0;
-    }
-    for (int32_t dim = 0; dim < rank; dim++)
-        free(index[dim]);
-}
-
 /* The start values of a param or state; NULL: out of memory. The caller frees them. */
 static float *start_values(const struct tn_program *p, tn_value v, int64_t seed)
 {
@@ -79,8 +53,15 @@ static float *start_values(const struct tn_program *p, tn_value v, int64_t seed)
         return data;
     struct draw d = { .key = XXH3_64bits_withSeed(value->name, strlen(value->name), (XXH64_hash_t)seed),
                       .group = UINT64_MAX, .scale = (float)value->init_arg, .init = value->init };
-    init_sharded(p, v, &d, data);
-    return data;
+    struct tn_walk walk;
+    tn_status status = tn_walk_init(&walk, p, v);
+    for (int64_t i = 0; status == TN_OK && i < walk.count; i++)
+        data[i] = element(&d, (uint64_t)tn_walk_next(&walk));
+    tn_walk_finish(&walk);
+    if (status == TN_OK)
+        return data;
+    free(data);
+    return NULL;
 }
 
 tn_status tn_init_params(const struct tn_exec *exec, const struct tn_program *flat, int64_t seed)

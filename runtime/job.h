@@ -90,8 +90,19 @@ struct tn_observer {
 int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, const struct tn_observer *observer);
 
 /* Parts of it, each its own file. */
-/* local.c: global index of each of this rank's elements of dimension `dim`; local extent many. */
-void tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index);
+/* local.c: global index of each of this rank's elements of dimension `dim`, flat cuts not counted; returns how many. */
+int64_t tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index);
+/* Walks this rank's elements in the order of its memory; each step gives the element's index in the whole tensor. */
+struct tn_walk {
+    int32_t rank;
+    int64_t count;                                   /* elements of this rank's part */
+    int64_t shape[TN_MAX_DIMS], whole[TN_MAX_DIMS];  /* of the part before it was cut flat; of the tensor */
+    int64_t at[TN_MAX_DIMS];
+    int64_t *index[TN_MAX_DIMS];
+};
+tn_status tn_walk_init(struct tn_walk *walk, const struct tn_program *p, tn_value v);
+int64_t tn_walk_next(struct tn_walk *walk);
+void tn_walk_finish(struct tn_walk *walk);
 /* init.c: every param's start values, by name, seed and global element index alone; states are zeros. */
 tn_status tn_init_params(const struct tn_exec *exec, const struct tn_program *flat, int64_t seed);
 /* lr.c: the learning rate of a step (from 0). */

@@ -4,6 +4,7 @@
  * r and 2n-1-r of a zigzag order. */
 #include "job.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Keeps chunk `first` .. of the list, moved to `to`. */
@@ -31,7 +32,7 @@ static int64_t cut(const struct tn_program *p, tn_placement place, int32_t axis,
     return keep(index, 0, coord * (n / size), n / size);
 }
 
-void tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index)
+int64_t tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index)
 {
     int64_t n = p->values[v].shape[dim];
     for (int64_t i = 0; i < n; i++)
@@ -41,4 +42,46 @@ void tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64
         if (TN_PLACE_KIND(place) == TN_PLACE_SHARD && TN_PLACE_DIM(place) == dim)
             n = cut(p, place, axis, index, n);
     }
+    return n;
+}
+
+tn_status tn_walk_init(struct tn_walk *walk, const struct tn_program *p, tn_value v)
+{
+    const struct tn_value_data *value = &p->values[v];
+    int64_t shape[TN_MAX_DIMS], offset[TN_MAX_DIMS];
+    int32_t rank;
+    memset(walk, 0, sizeof *walk);
+    walk->rank = value->rank;
+    memcpy(walk->whole, value->shape, sizeof walk->whole);
+    tn_local(p, v, p->coord, &rank, shape, offset);
+    walk->count = tn_elements(shape, rank);
+    int64_t first = 0;
+    for (int32_t axis = 0; axis < p->mesh->n_axes; axis++)
+        if (TN_PLACE_KIND(value->place[axis]) == TN_PLACE_FLAT)
+            first = offset[0];
+    for (int32_t dim = walk->rank - 1; dim >= 0; dim--) {
+        walk->index[dim] = malloc((size_t)value->shape[dim] * sizeof *walk->index[dim]);
+        if (!walk->index[dim])
+            return TN_NO_MEMORY;
+        walk->shape[dim] = tn_local_indices(p, v, dim, walk->index[dim]);
+        walk->at[dim] = first % walk->shape[dim];
+        first /= walk->shape[dim];
+    }
+    return TN_OK;
+}
+
+int64_t tn_walk_next(struct tn_walk *walk)
+{
+    int64_t element = 0;
+    for (int32_t dim = 0; dim < walk->rank; dim++)
+        element = element * walk->whole[dim] + walk->index[dim][walk->at[dim]];
+    for (int32_t dim = walk->rank - 1; dim >= 0 && ++walk->at[dim] == walk->shape[dim]; dim--)
+        walk->at[dim] = 0;
+    return element;
+}
+
+void tn_walk_finish(struct tn_walk *walk)
+{
+    for (int32_t dim = 0; dim < walk->rank; dim++)
+        free(walk->index[dim]);
 }

@@ -59,6 +59,8 @@ static const struct tn_strategy table = {
     .lower = ckpt_lower,
 };
 
+/* They gather again for the backward pass what its copies use, so that the copies must be there. */
+static const char *const before[] = {"tp", "fsdp", NULL};
 static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
 
 static const struct tn_plugin plugin = {
@@ -76,6 +78,7 @@ static const struct tn_plugin plugin = {
     .table = &table,
     .options = options,
     .option_count = sizeof options / sizeof options[0],
+    .before = before,
     .needs = needs,
 };
 

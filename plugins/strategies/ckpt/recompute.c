@@ -41,10 +41,12 @@ static tn_op def_of(const struct recomputing *r, tn_value v)
     return info.def;
 }
 
+/* Collectives, with the ops that bring their blocks in order. */
 static int is_collective(uint32_t opcode)
 {
     return opcode == TN_OP_ALL_REDUCE || opcode == TN_OP_ALL_GATHER || opcode == TN_OP_REDUCE_SCATTER ||
-           opcode == TN_OP_ALL_TO_ALL || opcode == TN_OP_BROADCAST;
+           opcode == TN_OP_ALL_TO_ALL || opcode == TN_OP_BROADCAST || opcode == TN_OP_MERGE_BLOCKS ||
+           opcode == TN_OP_SPLIT_BLOCKS;
 }
 
 static int is_listed(const struct ckpt *ckpt, const struct tn_op_info *op, const char *tag)
