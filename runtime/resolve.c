@@ -156,21 +156,29 @@ static tn_value convert(struct resolver *r, tn_value v, tn_placement to, tn_op o
     return result;
 }
 
-/* Params, their casts, states and memory that is updated in place keep their placement; but a param that a strategy
- * cut flat is there to be gathered. */
+/* A param, its cast, or what a strategy's cut makes resolve gather of either. */
+static int is_param(const struct tn_program *p, tn_value v)
+{
+    tn_op def = p->values[v].def;
+    while (p->values[v].kind != TN_KIND_PARAM && def && (p->ops[def].opcode == TN_OP_CAST || p->ops[def].opcode == TN_OP_ALL_GATHER)) {
+        v = p->ops[def].in[0];
+        def = p->values[v].def;
+    }
+    return p->values[v].kind == TN_KIND_PARAM;
+}
+
+/* Params, states and memory that is updated in place keep their placement; but a param that a strategy cut flat is
+ * there to be gathered. */
 static int pinned(const struct tn_program *p, tn_op op, uint32_t i, tn_placement from, tn_placement to)
 {
     const struct tn_op_kind *kind = tn_op_kind(p->ops[op].opcode);
-    uint32_t value_kind = p->values[p->ops[op].in[i]].kind;
+    tn_value v = p->ops[op].in[i];
     for (uint32_t o = 0; o < kind->n_out; o++)
         if (kind->must_alias[o] == (int)i)
             return 1;
     if (TN_PLACE_KIND(from) == TN_PLACE_FLAT && to == TN_REPLICATE)
         return 0;
-    tn_op def = p->values[p->ops[op].in[i]].def;
-    if (def && p->ops[def].opcode == TN_OP_CAST && p->values[p->ops[def].in[0]].kind == TN_KIND_PARAM)
-        return 1;
-    return (value_kind == TN_KIND_PARAM || value_kind == TN_KIND_STATE) && p->ops[op].opcode != TN_OP_CAST;
+    return p->values[v].kind == TN_KIND_STATE || (is_param(p, v) && p->ops[op].opcode != TN_OP_CAST);
 }
 
 static double row_cost(const struct resolver *r, tn_op op, const struct tn_row *row, int *steps, int *liked)
