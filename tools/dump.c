@@ -9,7 +9,7 @@
 
 static void usage(FILE *out)
 {
-    fprintf(out, "usage: tenon dump JOB.ini --after STAGE [--rank R] [-n RANKS] [--set SECTION.KEY=VALUE]... [--eval]\n\n"
+    fprintf(out, "usage: tenon dump JOB.ini --after STAGE [--rank R] [--eval] [-n RANKS] [--set S.KEY=VALUE]...\n\n"
                  "STAGE: model, grad, place:NAME, resolve, lower:NAME, lower (after all, and fused), schedule, bound\n"
                  "  --rank R  compile for rank R (default 0)\n"
                  "  --eval    the validation program instead of the training program\n");

@@ -95,11 +95,11 @@ class Faults(JobTest):
         """At once, between two and the first step: whenever it is, the job ends."""
         for delay in (0.0, 0.03, 0.1, 0.2):
             with self.subTest(delay):
-                run = self.start("run", "job.ini", *ENDLESS, *layout(tp=2))
+                run = self.start("run", "job.ini", "--steps", "1000000", *layout(tp=2))
                 self.assertTrue(until(lambda: run.rank(1) is not None))
                 time.sleep(delay)
                 os.kill(run.rank(1), signal.SIGKILL)
-                self.ends(run, 1, expected=[name for name in ("metrics",) if os.path.exists(self.path(name))])
+                self.ends(run, 1, expected=[])
                 self.assertIn("rank 1 was killed by signal 9", run.stderr)
 
     def test_rank_stopped(self):
@@ -203,7 +203,8 @@ class Faults(JobTest):
                 os.rename(self.path("text/a.txt"), self.path("text/b.txt"))
                 self.ends(run, 1, expected=["metrics", "text/b.txt"])
                 os.rename(self.path("text/b.txt"), self.path("text/a.txt"))
-                self.matches(r"data: cannot open \S*/text/a.txt: No such file or directory \(it was there when", run.stderr)
+                self.matches(r"data: cannot open \S*/text/a.txt: No such file or directory \(it was there when",
+                             run.stderr)
                 os.unlink(self.path("metrics"))
 
     def test_corpus_truncated(self):
@@ -230,8 +231,9 @@ class Faults(JobTest):
                     run = self.start(command, "job.ini", *layout(**chain), *settings(device={"memory": "1M"}))
                     self.ends(run, 2, seconds=20, expected=[])
                     self.assertEqual(run.stdout, "")
-                    self.matches(r"^--set: \[device\] memory: rank 0 needs \d+\.\d MiB \(params \d+\.\d, gradients \d+\.\d, "
-                                 r"optimizer \d+\.\d, activations \d+\.\d, buffers \d+\.\d\), but may use 1\.0 MiB; ",
+                    self.matches(r"^--set: \[device\] memory: rank 0 needs \d+\.\d MiB \(params \d+\.\d, "
+                                 r"gradients \d+\.\d, optimizer \d+\.\d, activations \d+\.\d, buffers \d+\.\d\), "
+                                 r"but may use 1\.0 MiB; ",
                                  run.stderr)
 
     # ranks that disagree, or do not come
@@ -252,11 +254,11 @@ class Faults(JobTest):
             runs = self.by_hand(((), settings(**key)))
             for run in runs:
                 self.ends(run, 1, seconds=20, expected=[])
-            self.matches("rank (0|1) has another manifest than rank (1|0)|rank . exited", "".join(r.stderr for r in runs))
-            self.matches("another manifest", "".join(r.stderr for r in runs))
+            self.matches("rank (0|1) has another manifest than rank (1|0)", "".join(run.stderr for run in runs))
 
     def test_different_plugin_versions(self):
-        runs = self.by_hand(chain=settings(strategies={"chain": "odd"}), env=({"TENON_PLUGIN_PATH": ODD_1}, {"TENON_PLUGIN_PATH": ODD_2}))
+        runs = self.by_hand(chain=settings(strategies={"chain": "odd"}),
+                            env=({"TENON_PLUGIN_PATH": ODD_1}, {"TENON_PLUGIN_PATH": ODD_2}))
         for run in runs:
             self.ends(run, 1, seconds=20, expected=[])
         self.matches(r"rank \d runs other plugins \(.*odd [12]\.0\.0.*\) than rank \d \(.*odd [12]\.0\.0.*\)",
@@ -264,7 +266,8 @@ class Faults(JobTest):
 
     def test_a_rank_does_not_come(self):
         run = self.start("run", "job.ini", *layout(tp=2), *settings(comm={"timeout": "1s"}),
-                         env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+                         env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                              "MASTER_PORT": str(free_port())})
         self.ends(run, 1, seconds=10, expected=[])
         self.matches("not all of the 2 ranks have joined .*; missing: rank 1|missing: 1", run.stderr)
 
@@ -276,7 +279,8 @@ class Faults(JobTest):
         self.matches(r"cannot finish: rank 1 ", runs[0].stderr)
 
     def test_variables_are_wrong(self):
-        for env, message in (({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 but WORLD_SIZE is 2; use a RANK from 0 to 1"),
+        for env, message in (({"RANK": "2", "WORLD_SIZE": "2"},
+                              "RANK is 2 but WORLD_SIZE is 2; use a RANK from 0 to 1"),
                              ({"RANK": "0"}, "WORLD_SIZE is not set"), ({"WORLD_SIZE": "2"}, "RANK is not set"),
                              ({"RANK": "x", "WORLD_SIZE": "2"}, 'RANK is "x"; use a number'),
                              ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "7"}, 'LOCAL_RANK is "7"'),
@@ -317,7 +321,8 @@ class Faults(JobTest):
         overflow = settings(optimizer={"kind": "sgd", "lr": 1000, "clip": 0, "weight_decay": 0}, job={"max_skipped": 4})
         for sizes in ({}, {"tp": 2}, {"dp": 2}):
             with self.subTest(sizes):
-                run = self.start("run", "job.ini", "--steps", "200", "--metrics", "metrics", *overflow, *layout(**sizes))
+                run = self.start("run", "job.ini", "--steps", "200", "--metrics", "metrics", *overflow,
+                                 *layout(**sizes))
                 self.ends(run, 1, seconds=40)
                 lines = self.metrics()
                 self.assertEqual([line["skipped"] for line in lines[-5:]], [0, 1, 2, 3, 4])

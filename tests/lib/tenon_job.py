@@ -1,4 +1,4 @@
-"""Jobs for tests of the command: a folder with a small manifest and a corpus, `tenon` run in it, and what is left of it.
+"""Jobs for tests of the command: a folder with a small manifest and a corpus, `tenon` run in it, what is left of it.
 
 Every process of a run carries a mark in its environment, so that it is found wherever it is in the process tree."""
 import json
@@ -85,7 +85,8 @@ class Run:
         environment["TMPDIR"] = os.path.join(folder, "tmp")
         self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.process = subprocess.Popen([tenon, *arguments], cwd=folder, env=environment,
-                                        stdin=popen.pop("stdin", subprocess.DEVNULL), stdout=popen.pop("stdout", self.out),
+                                        stdin=popen.pop("stdin", subprocess.DEVNULL),
+                                        stdout=popen.pop("stdout", self.out),
                                         stderr=popen.pop("stderr", self.err), start_new_session=True, **popen)
 
     @staticmethod
@@ -101,7 +102,7 @@ class Run:
         return self.text(self.err)
 
     def processes(self):
-        """Process ids of this run that exist. (A zombie shows no environment; nobody counts one that init will take.)"""
+        """Process ids of this run that exist. (A zombie shows no environment and is not counted.)"""
         return [int(pid) for pid in os.listdir("/proc")
                 if pid.isdigit() and self.mark in read("/proc/%s/environ" % pid).split(b"\0")]
 
@@ -141,9 +142,8 @@ class JobTest(unittest.TestCase):
         os.mkdir(self.path("tmp"))
         os.mkdir(self.path("text"))
         self.write("job.ini", MANIFEST)
-        words = random.Random(1)
-        text = " ".join(words.choice("the time of day we told our clock by was not the sun".split()) for _ in range(12000))
-        self.write("text/a.txt", text)
+        draw, words = random.Random(1), "the time of day we told our clock by was not the sun".split()
+        self.write("text/a.txt", " ".join(draw.choice(words) for _ in range(12000)))
 
     def path(self, name):
         return os.path.join(self.folder, name)

@@ -197,10 +197,10 @@ static int judge(void)
     }
     if (who)
         dladdr(who, &where);
-    fprintf(stderr, "# %d steps (want %d); in the last %d: %lu calls, %lu bytes; the first from %s of %s; oneDNN holds %ld\n",
-            steps, WARM_STEPS + COUNTED_STEPS, COUNTED_STEPS, atomic_load(&calls), atomic_load(&bytes_asked),
-            where.dli_sname ? where.dli_sname : "?", where.dli_fname ? where.dli_fname : "?",
-            atomic_load(&onednn_held));
+    fprintf(stderr, "# %d steps (want %d); in the last %d: %lu calls, %lu bytes; the first from %s of %s; "
+            "oneDNN holds %ld\n", steps, WARM_STEPS + COUNTED_STEPS, COUNTED_STEPS, atomic_load(&calls),
+            atomic_load(&bytes_asked), where.dli_sname ? where.dli_sname : "?",
+            where.dli_fname ? where.dli_fname : "?", atomic_load(&onednn_held));
     return 1;
 }
 

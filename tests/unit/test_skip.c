@@ -36,7 +36,8 @@ enum { CASES = sizeof cases / sizeof *cases };
 
 static const char *const manifest =
     "[job]\nsteps = 6\nmax_skipped = 3\n[gpt]\nfamily = llama\nlayers = 2\nhidden = 64\nheads = 4\nvocab = 256\n"
-    "[data]\npath = *.txt\nsequence = 32\nbatch = 8\nvalidation = 0\n[optimizer]\nschedule = constant\n[cpu]\nthreads = 1\n";
+    "[data]\npath = *.txt\nsequence = 32\nbatch = 8\nvalidation = 0\n[optimizer]\nschedule = constant\n"
+    "[cpu]\nthreads = 1\n";
 
 /* What the observer sees of a run. */
 struct witness {
