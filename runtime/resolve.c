@@ -58,6 +58,10 @@ static double conversion_cost(const struct tn_program *p, tn_value v, int32_t ax
     double bytes = (double)tn_elements(p->values[v].shape, p->values[v].rank) * tn_dtype_bytes(p->values[v].dtype);
     if (b == TN_PLACE_SHARD && !tn_placement_fits(p, v, axis, to))
         return INFINITY;
+    for (int32_t other = 0; other < p->mesh->n_axes; other++) /* a flat part has no dimensions left to cut */
+        if (other != axis && TN_PLACE_KIND(p->values[v].place[other]) == TN_PLACE_FLAT &&
+            (a == TN_PLACE_SHARD || b == TN_PLACE_SHARD))
+            return INFINITY;
     int uneven = TN_PLACE_PARTS(from) || TN_PLACE_PARTS(to);
     *steps += 1;
     if (a == TN_PLACE_PARTIAL && b == TN_PLACE_REPLICATE)
@@ -204,7 +208,7 @@ static double row_cost(const struct resolver *r, tn_op op, const struct tn_row *
             cost += conversion_cost(p, o->out[i], r->axis, to, want, steps);
         *liked += want != TN_PLACE_UNSET && to == want;
         /* a gradient best lies as its param does, where that costs nothing */
-        if (out->like && out->kind == TN_KIND_ACCUMULATOR && to == p->values[out->like].place[r->axis])
+        if (out->like && to == p->values[out->like].place[r->axis])
             ++*liked;
     }
     return cost;

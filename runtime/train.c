@@ -33,7 +33,6 @@ struct run {
     int64_t skipped, skipped_in_row, applied;
     int32_t *tokens, *labels; /* of one validation batch */
     struct tn_comm *all;      /* every rank of the world */
-    int over_budget;          /* this rank needs more memory than it may use */
     float *vote;              /* one element that all can reduce */
 };
 
@@ -42,11 +41,10 @@ static int is_first(const struct run *run)
     return !run->rank || run->rank->rank == 0;
 }
 
-/* Problems on rank 0's stderr alone: all ranks find the same, but for what each one's share of the memory is. */
+/* What all ranks find alike, `tenon run` has refused before it started them; the rest is this rank's own to say. */
 static int refuse(const struct run *run)
 {
-    if (is_first(run) || run->over_budget)
-        tn_diag_print(&run->job->diag, stderr);
+    tn_diag_print(&run->job->diag, stderr);
     return 2;
 }
 
@@ -93,10 +91,8 @@ static tn_status compile_all(struct run *run)
     if (status == TN_OK && wants_sample(run))
         status = compile(run, &run->sample, TN_PROGRAM_SAMPLE, sample_rows(&run->train.compiled.program),
                          run->job->settings.sequence);
-    if (status == TN_OK && run->job->diag.count == 0) {
+    if (status == TN_OK && run->job->diag.count == 0)
         tn_job_check_budget(run->job, run->rank ? run->rank->rank : 0, &run->train.compiled.plan);
-        run->over_budget = run->job->diag.count > 0;
-    }
     return run->job->diag.count ? TN_INVALID : status;
 }
 

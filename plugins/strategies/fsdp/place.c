@@ -66,7 +66,7 @@ static void split(const struct fsdp *fsdp, struct tn_program *program, tn_op op,
     fsdp->edit->insert_before(program, 0);
     fsdp->edit->replace_uses(program, dw, total, fsdp->edit->last_op(program));
     fsdp->edit->set_kind(program, total, TN_KIND_ACCUMULATOR, term.like);
-    fsdp->edit->set_kind(program, dw, TN_KIND_ACTIVATION, 0);
+    fsdp->edit->set_kind(program, dw, TN_KIND_ACTIVATION, term.like);
     fsdp->edit->set_input(program, op, (uint32_t)at, 0);
 }
 
