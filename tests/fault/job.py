@@ -73,6 +73,7 @@ class Faults(JobTest):
         self.ends(run, 1)
         self.names_all(run, r"rank 1 was killed by signal 11 \(Segmentation fault\)", [("tp", "0 1")])
 
+    @unittest.skipIf(os.environ.get("SANITIZE", "none") != "none", "a sanitizer must be loaded before all others")
     def test_rank_exits(self):
         for code in (0, 3):
             with self.subTest(code):
