@@ -360,24 +360,39 @@ static void check_pins(struct tn_program *p)
                                  p->values[v].placed_by[axis] ? p->values[v].placed_by[axis] : "");
 }
 
+static int cuts_flat(const struct tn_program *p, int32_t axis)
+{
+    for (tn_value v = 1; v <= p->n_values; v++)
+        if (p->values[v].kind == TN_KIND_PARAM && TN_PLACE_KIND(p->values[v].place[axis]) == TN_PLACE_FLAT)
+            return 1;
+    return 0;
+}
+
+static void resolve_axis(struct tn_program *p, int32_t axis)
+{
+    if (p->mesh->axis[axis].size == 1) {
+        resolve_trivial(p, axis);
+        return;
+    }
+    struct resolver r = { .p = p, .axis = axis };
+    r.done = tn_arena_grow(&p->arena, NULL, sizeof *r.done, &r.cap, p->n_values + 1);
+    for TN_EACH_OP(p, op)
+        resolve_op(&r, op);
+    gather_outputs(&r);
+}
+
 void tn_resolve(struct tn_program *p)
 {
     settle(p);
     check_pins(p);
     if (p->n_errors)
         return;
-    /* Slow axes first: what an inner axis may cut depends on what the outer ones left (one key head a rank). */
-    for (int32_t axis = p->mesh->n_axes - 1; axis >= 0; axis--) {
-        if (p->mesh->axis[axis].size == 1) {
-            resolve_trivial(p, axis);
-            continue;
-        }
-        struct resolver r = { .p = p, .axis = axis };
-        r.done = tn_arena_grow(&p->arena, NULL, sizeof *r.done, &r.cap, p->n_values + 1);
-        for TN_EACH_OP(p, op)
-            resolve_op(&r, op);
-        gather_outputs(&r);
-    }
+    /* Slow axes first: what an inner axis may cut depends on what the outer ones left (one key head a rank). Flat cuts
+     * last: they cut what all others have left. */
+    for (int flat = 0; flat < 2; flat++)
+        for (int32_t axis = p->mesh->n_axes - 1; axis >= 0; axis--)
+            if (cuts_flat(p, axis) == flat)
+                resolve_axis(p, axis);
     if (p->n_errors)
         return;
     for (tn_op op = p->first, next; op; op = next) {
