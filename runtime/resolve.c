@@ -66,8 +66,10 @@ static double conversion_cost(const struct tn_program *p, tn_value v, int32_t ax
     *steps += 1;
     if (a == TN_PLACE_PARTIAL && b == TN_PLACE_REPLICATE)
         return 2 * bytes;
-    if (a == TN_PLACE_PARTIAL && (b == TN_PLACE_SHARD || b == TN_PLACE_FLAT))
-        return uneven ? INFINITY : bytes;
+    if (a == TN_PLACE_PARTIAL && (b == TN_PLACE_SHARD || b == TN_PLACE_FLAT)) {
+        *steps += uneven;
+        return uneven ? 2 * bytes : bytes;
+    }
     if ((a == TN_PLACE_SHARD || a == TN_PLACE_FLAT) && b == TN_PLACE_REPLICATE) {
         *steps += uneven;
         return uneven ? 2 * bytes : bytes;
@@ -108,6 +110,8 @@ static tn_value convert_ops(struct resolver *r, tn_value v, tn_placement to)
     const struct tn_attr red[] = { TN_ATTR_I("axis", r->axis), TN_ATTR_I("red", TN_PLACE_RED(from)) };
     if (a == TN_PLACE_PARTIAL && b == TN_PLACE_REPLICATE)
         return step(r, v, TN_OP_ALL_REDUCE, to, red, 2);
+    if (a == TN_PLACE_PARTIAL && TN_PLACE_PARTS(to)) /* unequal parts: the whole sum, and this rank's part of it */
+        return convert_ops(r, step(r, v, TN_OP_ALL_REDUCE, TN_REPLICATE, red, 2), to);
     if (a == TN_PLACE_PARTIAL) {
         const struct tn_attr attrs[] = { red[0], TN_ATTR_I("dim", to_dim), red[1] };
         return step(r, v, TN_OP_REDUCE_SCATTER, to, attrs, 3);
