@@ -117,6 +117,20 @@ def grid(tps=(1, 2, 4), dps=(1, 2), parts=(1, 4), **more):
             for dp in dps for n in parts if (tp, dp, n) != (1, 1, 1)]
 
 
+class Chain:
+    """A chain by name: sizes and other options of each strategy as overrides, `fsdp=3, fsdp__level="full"`."""
+
+    def __init__(self, chain, parts=1, **options):
+        strategies = chain.split(", ")
+        self.ranks = math.prod(options.get(name, 1) for name in strategies)
+        keys = {name: name.replace("__", ".") if "__" in name else f"{name}.size" for name in options}
+        self.overrides = {"strategies.chain": chain, "data.micro_batches": parts,
+                          **{keys[name]: value for name, value in options.items()}}
+        words = [f"chain {chain.replace(', ', '+')}"] + ([f"parts {parts}"] if parts > 1 else [])
+        words += [f"{name.replace('__', '.')} {value}" for name, value in options.items()]
+        self.text = ", ".join(words)
+
+
 class Group:
     """One thing that is trained, in several layouts. `reference`: what the one-rank run has beside it."""
 
@@ -178,8 +192,85 @@ def bf16_suite():
             for name, model in models.items()]
 
 
+def levels(ranks=(2, 3, 4), parts=(1, 2), **more):
+    """Every level on every number of ranks."""
+    return [Chain("fsdp", n, fsdp=size, fsdp__level=level, **more) for level in ("optimizer", "gradients", "full")
+            for size in ranks for n in parts]
+
+
+def beside_others():
+    """fsdp with a strategy that cuts something else, in both orders, and with dp: hybrid sharding."""
+    return [
+        Chain("fsdp, dp", fsdp=2, dp=2), Chain("dp, fsdp", 2, dp=2, fsdp=2),
+        Chain("fsdp, dp", 2, fsdp=3, dp=2, fsdp__level="gradients"),
+        Chain("dp, fsdp", dp=2, fsdp=2, fsdp__level="optimizer"),
+        Chain("tp, fsdp", 2, tp=2, fsdp=2), Chain("fsdp, tp", fsdp=3, tp=2),
+        Chain("tp, fsdp", tp=2, fsdp=2, tp__sequence_parallel="on"),
+        Chain("fsdp, tp", 2, fsdp=2, tp=2, tp__sequence_parallel="on", fsdp__level="gradients"),
+        Chain("tp, fsdp", tp=2, fsdp=3, fsdp__level="optimizer"),
+        Chain("tp, fsdp, dp", tp=2, fsdp=2, dp=2),
+    ]
+
+
+def lifetimes():
+    """How long gathered params live, and a group of one rank."""
+    return [Chain("fsdp", 2, fsdp=2, fsdp__reshard="off"), Chain("fsdp", 2, fsdp=2, fsdp__prefetch=0),
+            Chain("fsdp", fsdp=3, fsdp__prefetch=2), Chain("fsdp", 2, fsdp=2, fsdp__prefetch=0, fsdp__reshard="off"),
+            Chain("fsdp", 2, fsdp=1), Chain("fsdp, dp", fsdp=1, dp=2, fsdp__level="gradients")]
+
+
+def recomputing():
+    """ckpt by itself and before each strategy."""
+    full, half = {"ckpt__recompute": "full"}, {"ckpt__recompute": "full", "ckpt__ratio": 0.5}
+    return [
+        Chain("ckpt", **full), Chain("ckpt", 2), Chain("ckpt", 2, **half), Chain("ckpt", ckpt__ratio=0),
+        Chain("ckpt", ckpt__recompute="selective", ckpt__ops="linear"),
+        Chain("ckpt, dp", 2, dp=2, **full), Chain("dp, ckpt", dp=2),
+        Chain("ckpt, tp", tp=2, **full), Chain("ckpt, tp", 2, tp=4, tp__sequence_parallel="on", **full),
+        Chain("ckpt, tp", tp=2, **full, ckpt__resend="on"),
+        Chain("ckpt, tp", tp=2, tp__sequence_parallel="on", **half, ckpt__resend="on"),
+        Chain("ckpt, fsdp", 2, fsdp=2, **full), Chain("ckpt, fsdp", fsdp=3),
+        Chain("ckpt, fsdp", 2, fsdp=2, fsdp__prefetch=0, **half),
+        Chain("ckpt, fsdp", fsdp=2, fsdp__reshard="off", **full),
+        Chain("ckpt, fsdp", fsdp=2, fsdp__level="gradients", **full),
+        Chain("ckpt, tp, fsdp, dp", tp=2, fsdp=2, dp=2, tp__sequence_parallel="on", **full),
+    ]
+
+
+def sharded_suite():
+    batch = {"data.batch": 24}  # for 2, 3, 4 and 8 ranks in one and two parts
+    gpt2, llama = {**GPT2, **TIED, **batch}, {**LLAMA, **UNTIED, **batch, **MASKED}
+    odd_sizes = {"gpt.hidden": 40, "gpt.heads": 4, "gpt.kv_heads": 4, "gpt.mlp": 72, "gpt.vocab": 61}
+    some = [Chain("fsdp", 2, fsdp=3), Chain("fsdp", fsdp=2, fsdp__level="optimizer"),
+            Chain("fsdp, tp", 2, fsdp=2, tp=2, fsdp__level="gradients"),
+            Chain("tp, fsdp", tp=2, fsdp=3, tp__sequence_parallel="on")]
+    kv = [Chain("tp, fsdp", 2, tp=4, fsdp=2), Chain("fsdp, tp", fsdp=2, tp=4, tp__sequence_parallel="on"),
+          Chain("ckpt, fsdp, tp", fsdp=2, tp=4, ckpt__recompute="full")]
+    half = [Chain("fsdp", 2, fsdp=2), Chain("fsdp", fsdp=3, fsdp__level="gradients"),
+            Chain("fsdp", fsdp=2, fsdp__level="optimizer"), Chain("ckpt", ckpt__recompute="full"),
+            Chain("ckpt, tp, fsdp", 2, tp=2, fsdp=2, tp__sequence_parallel="on")]
+    groups = []
+    for name, model in (("gpt2, tied", gpt2), ("llama, untied, masked targets", llama)):
+        groups += [Group(f"{name}", model, levels()), Group(f"{name}, beside others", model, beside_others()),
+                   Group(f"{name}, lifetimes", model, lifetimes()), Group(f"{name}, ckpt", model, recomputing()),
+                   Group(f"{name}, odd sizes", {**model, **odd_sizes}, some),
+                   Group(f"{name}, bf16", {**model, **BF16}, half, precision="bf16")]
+    groups += [
+        Group("gpt2, untied", {**gpt2, **UNTIED}, some), Group("llama, tied", {**llama, **TIED}, some),
+        Group("llama, fewer key heads than tp", {**llama, "gpt.kv_heads": 2}, kv),
+        Group("llama, normed heads of 2, parameters smaller than the group",
+              {**QWEN, **UNTIED, **batch, "gpt.head_dim": 2}, levels(ranks=(8,), parts=(1,)) + levels((3,), (2,))),
+        Group("gpt2, validation and sample", {**gpt2, **PRINTED}, some[:1] + some[2:] + [Chain("ckpt, fsdp", fsdp=2)]),
+        Group("gpt2, dropout", {**gpt2, "gpt.dropout": 0.2},
+              [Chain("fsdp", fsdp=3), Chain("ckpt", ckpt__recompute="full"), Chain("ckpt, tp, fsdp", tp=2, fsdp=2)]),
+        Group("llama, SGD", {**llama, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, some),
+        Group("gpt2, no clipping", {**gpt2, "optimizer.clip": 0}, some[:2]),
+    ]
+    return groups
+
+
 SUITES = {"gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
-          "mixed": mixed_suite, "bf16": bf16_suite}
+          "mixed": mixed_suite, "bf16": bf16_suite, "sharded": sharded_suite}
 
 
 # Runs.

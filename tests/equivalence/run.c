@@ -53,12 +53,11 @@ static void fail(const char *what)
     exit(1);
 }
 
-/* One parameter: this rank's part of it, and where its elements are in the whole one. */
+/* One parameter: this rank's part of it, in the order of its memory. */
 struct part {
     const struct tn_program *p;
     tn_value v;
-    int32_t rank;
-    int64_t shape[TN_MAX_DIMS], *index[TN_MAX_DIMS];
+    struct tn_walk walk;
     int64_t n;
     float *data;
 };
@@ -66,47 +65,28 @@ struct part {
 static void part_init(struct part *part, const struct tn_exec *exec, const struct tn_program *p, tn_value v)
 {
     *part = (struct part){ .p = p, .v = v };
-    tn_local(p, v, p->coord, &part->rank, part->shape, NULL);
-    part->n = tn_elements(part->shape, part->rank);
+    if (tn_walk_init(&part->walk, p, v) != TN_OK)
+        fail(p->values[v].name);
+    part->n = part->walk.count;
     part->data = malloc((size_t)part->n * sizeof *part->data + 1);
     if (!part->data || tn_exec_read(exec, v, part->data, (uint64_t)part->n * sizeof *part->data) != TN_OK)
         fail(p->values[v].name);
-    for (int32_t dim = 0; dim < part->rank; dim++) {
-        part->index[dim] = malloc((size_t)p->values[v].shape[dim] * sizeof **part->index);
-        if (!part->index[dim])
-            fail(p->values[v].name);
-        tn_local_indices(p, v, dim, part->index[dim]);
-    }
 }
 
 static void part_finish(struct part *part)
 {
-    for (int32_t dim = 0; dim < part->rank; dim++)
-        free(part->index[dim]);
+    tn_walk_finish(&part->walk);
     free(part->data);
 }
 
-/* Where element i of the part is in the whole parameter. */
-static int64_t place_of(const struct part *part, int64_t i)
-{
-    int64_t at[TN_MAX_DIMS], place = 0;
-    for (int32_t dim = part->rank - 1; dim >= 0; dim--) {
-        at[dim] = part->index[dim][i % part->shape[dim]];
-        i /= part->shape[dim];
-    }
-    for (int32_t dim = 0; dim < part->rank; dim++)
-        place = place * part->p->values[part->v].shape[dim] + at[dim];
-    return place;
-}
-
-static void compare_part(const struct part *part, const float *whole, int64_t n_whole, double travel,
+static void compare_part(struct part *part, const float *whole, int64_t n_whole, double travel,
                          struct finding *finding)
 {
     double scale = travel, worst = 0;
     for (int64_t i = 0; i < n_whole; i++)
         scale = fmax(scale, fabs((double)whole[i]));
     for (int64_t i = 0; i < part->n; i++) {
-        float want = whole[place_of(part, i)];
+        float want = whole[tn_walk_next(&part->walk)];
         double distance = fabs((double)part->data[i] - (double)want);
         finding->unequal += memcmp(&part->data[i], &want, sizeof want) != 0;
         if (!(distance <= worst)) /* a NaN stays */
@@ -132,7 +112,7 @@ static FILE *open_params(const struct witness *w, int64_t step)
 }
 
 /* Writes the whole parameter, or compares this rank's part with it. */
-static void witness_param(const struct witness *w, const struct part *part, FILE *file, struct finding *finding)
+static void witness_param(const struct witness *w, struct part *part, FILE *file, struct finding *finding)
 {
     int64_t n = tn_elements(part->p->values[part->v].shape, part->p->values[part->v].rank);
     tn_buf_printf(&finding->elements, finding->elements.length ? ", %lld" : "%lld", (long long)part->n);
