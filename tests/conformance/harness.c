@@ -76,7 +76,15 @@ void meet(struct rank *r)
 
 static void start(struct rank *r)
 {
-    CHECK_STATUS(r, r->t->create(&r->host.host, NULL, NULL, &r->self), TN_OK);
+    const struct tn_collective *next = NULL;
+    void *next_self = NULL;
+    for (int32_t i = r->n_below - 1; i >= 0; i--) {
+        const struct tn_collective *table = r->below[i].plugin->table;
+        CHECK_STATUS(r, table->create(&r->below[i].host, next, next_self, &r->below_self[i]), TN_OK);
+        next = table;
+        next_self = r->below_self[i];
+    }
+    CHECK_STATUS(r, r->t->create(&r->host.host, next, next_self, &r->self), TN_OK);
     r->caps.struct_size = sizeof r->caps;
     CHECK_STATUS(r, r->t->caps(r->self, &r->caps), TN_OK);
     CHECK_STATUS(r, r->t->init(r->self, &r->bootstrap, SECONDS(20)), TN_OK);
@@ -96,6 +104,8 @@ static void *sit(void *arg)
         s->fn(r);
         r->t->comm_destroy(r->world);
         r->t->destroy(r->self);
+        for (int32_t i = 0; i < r->n_below; i++)
+            ((const struct tn_collective *)r->below[i].plugin->table)->destroy(r->below_self[i]);
     } else {
         s->failed = 1;
     }
@@ -110,6 +120,11 @@ static void seat_init(struct seat *s, const struct world *w, const char *test, s
     s->rank = (struct rank){ .plugin = w->plugin, .t = w->plugin->table, .lb = lb, .test = test, .rank = rank, .n = n };
     plainhost_init(&s->rank.host, w->plugin);
     s->rank.host.overrides = w->overrides;
+    s->rank.n_below = w->n_below;
+    for (int32_t i = 0; i < w->n_below; i++) {
+        plainhost_init(&s->rank.below[i], w->below[i]);
+        s->rank.below[i].above = i ? &s->rank.below[i - 1] : &s->rank.host;
+    }
     s->rank.bootstrap = loopback_bootstrap(lb, rank);
 }
 

@@ -15,13 +15,16 @@
 
 #define SECONDS(s) ((uint64_t)((s) * 1e9))
 
-enum { MAX_RANKS = 8 };
+enum { MAX_RANKS = 8, MAX_LAYERS = 4 };
 
 struct rank {
     const struct tn_plugin *plugin;
     const struct tn_collective *t;
     struct tn_collective_caps caps;
-    struct plainhost host;
+    struct plainhost host;               /* of the outermost plugin */
+    struct plainhost below[MAX_LAYERS];  /* of those below it, the backend last */
+    void *below_self[MAX_LAYERS];
+    int32_t n_below;
     struct tn_bootstrap bootstrap;
     struct loopback *lb;
     const char *test;
@@ -33,7 +36,9 @@ struct rank {
 typedef void test_fn(struct rank *r);
 
 struct world {
-    const struct tn_plugin *plugin;
+    const struct tn_plugin *plugin;            /* what is tested */
+    const struct tn_plugin *below[MAX_LAYERS]; /* below it, if it is a layer; the backend last */
+    int32_t n_below;
     const char *overrides;
     int use_threads;
     int expect_killed; /* this rank is meant to be killed; -1: none */

@@ -3,7 +3,8 @@
  *   --threads     ranks are threads of one process
  *   --ranks N     only with so many (default: 1 to 8)
  *   --test NAME   only that one
- *   --set "key=value ..."  options of the backend
+ *   --set "key=value ..."  options of the backend, or of the layer
+ *   --over PATH   what is tested is a layer over this plugin, which may be one over the next --over
  *
  * Prints a line for each test and, at the end, what failed. */
 #include <stdio.h>
@@ -65,7 +66,8 @@ static int run_one(struct world *w, const struct test *t, int32_t n)
 
 static int usage(const char *name)
 {
-    fprintf(stderr, "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] BACKEND.so\n", name);
+    fprintf(stderr, "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] PLUGIN.so\n",
+            name);
     return 2;
 }
 
@@ -83,6 +85,8 @@ int main(int argc, char **argv)
             only = argv[++i];
         else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc)
             w.overrides = argv[++i];
+        else if (strcmp(argv[i], "--over") == 0 && i + 1 < argc && w.n_below < MAX_LAYERS)
+            w.below[w.n_below++] = plainhost_load(argv[++i], TN_PLUGIN_COLLECTIVE);
         else if (argv[i][0] == '-' || path)
             return usage(argv[0]);
         else
@@ -93,6 +97,9 @@ int main(int argc, char **argv)
     w.plugin = plainhost_load(path, TN_PLUGIN_COLLECTIVE);
     if (!w.plugin)
         return 1;
+    for (int32_t i = 0; i < w.n_below; i++)
+        if (!w.below[i])
+            return 1;
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         for (int32_t n = 1; n <= MAX_RANKS; n++) {
             const struct test *t = &tests[i];

@@ -27,6 +27,8 @@ static tn_status fail(const struct tn_host *host, tn_status status, const char *
     va_start(args, fmt);
     vsnprintf(h->message, sizeof h->message, fmt, args);
     va_end(args);
+    for (struct plainhost *above = h->above; above; above = above->above)
+        memcpy(above->message, h->message, sizeof h->message);
     return status;
 }
 

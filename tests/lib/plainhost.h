@@ -8,6 +8,7 @@
 struct plainhost {
     struct tn_host host; /* host.ctx is this struct */
     const struct tn_plugin *plugin;
+    struct plainhost *above; /* of a layer over this plugin: it hears of failures too; may be NULL */
     const char *overrides; /* "key=value key=value", over the defaults; may be NULL */
     char message[512];     /* of the last failure */
     char text[128];        /* of the last get_string */

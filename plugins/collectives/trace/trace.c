@@ -1,0 +1,434 @@
+/* trace: a layer that records every operation with its time, size, group and how long the rank waited for it.
+ *
+ * With option `file` each rank writes <file>.<rank>.jsonl, a line for each operation once it has ended; without, a
+ * summary goes to stderr when the job ends. Everything passes through to the backend below, untouched. It is also the
+ * smallest whole example of a collective plugin: docs/writing-a-backend.md walks through it. */
+#include <tenon/collective.h>
+#include <tenon/plugin.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, BARRIER, SEND, RECV, OPS };
+enum { NAME_BYTES = 32, PATH_BYTES = 4096 };
+
+static const char *const op_names[OPS] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
+                                           "broadcast",  "barrier",    "send",           "recv" };
+
+struct total {
+    uint64_t calls, bytes, took_ns, wait_ns;
+};
+
+/* Outlives the groups of its name, for the summary. */
+struct group {
+    struct group *next;
+    char name[NAME_BYTES];
+    int32_t n;
+    struct total totals[OPS];
+};
+
+struct trace {
+    const struct tn_host *host;
+    const struct tn_collective *next; /* the backend, or layer, below */
+    void *next_self;
+    FILE *file;
+    uint64_t began_ns;
+    struct group *groups;
+};
+
+struct tn_comm {
+    struct trace *trace;
+    struct tn_comm *below;
+    struct group *group;
+    uint64_t calls;             /* on this comm, of all kinds */
+    struct tn_request *unused;
+    struct tn_request *made;    /* all requests, to be freed with the comm */
+};
+
+struct tn_request {
+    struct tn_comm *comm;
+    struct tn_request *below, *next_unused, *next_made;
+    uint32_t op, dtype;
+    int32_t peer; /* of a message, or the root; -1: none */
+    uint64_t number, count, began_ns, wait_ns;
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static const struct {
+    const char *name;
+    uint32_t bytes;
+} dtypes[] = {
+    [0] = { "unknown", 0 },
+#define TN_X(name, number, text, bytes) [number] = { text, bytes },
+    TN_DTYPE_LIST(TN_X)
+#undef TN_X
+};
+
+static uint32_t known(uint32_t dtype)
+{
+    return dtype < sizeof dtypes / sizeof *dtypes ? dtype : 0;
+}
+
+/* ---- the life of the layer ---- */
+
+static tn_status create(const struct tn_host *host, const struct tn_collective *next, void *next_self, void **self)
+{
+    if (!next)
+        return host->fail(host, TN_INVALID, "trace is a layer over a backend; use [comm] layers = trace");
+    struct trace *t = host->alloc(host, sizeof *t);
+    if (!t)
+        return host->fail(host, TN_NO_MEMORY, "no memory for the layer");
+    *t = (struct trace){ .host = host, .next = next, .next_self = next_self, .began_ns = now_ns() };
+    *self = t;
+    return TN_OK;
+}
+
+static void summarize(const struct trace *t)
+{
+    for (const struct group *g = t->groups; g; g = g->next)
+        for (int op = 0; op < OPS; op++) {
+            const struct total *total = &g->totals[op];
+            if (total->calls)
+                t->host->log(t->host, TN_LOG_INFO,
+                             "%-8s %4d ranks  %-14s %8" PRIu64 " calls %12.3f MB %10.3f ms under way %10.3f ms waited",
+                             g->name, (int)g->n, op_names[op], total->calls, (double)total->bytes / 1e6,
+                             (double)total->took_ns / 1e6, (double)total->wait_ns / 1e6);
+        }
+}
+
+static void destroy(void *self)
+{
+    struct trace *t = self;
+    if (!t)
+        return;
+    if (t->file && fclose(t->file) != 0)
+        t->host->log(t->host, TN_LOG_WARN, "the trace is not whole: %s", strerror(errno));
+    if (!t->file)
+        summarize(t);
+    while (t->groups) {
+        struct group *next = t->groups->next;
+        t->host->release(t->host, t->groups);
+        t->groups = next;
+    }
+    t->host->release(t->host, t);
+}
+
+static tn_status caps(void *self, struct tn_collective_caps *caps)
+{
+    const struct trace *t = self;
+    return t->next->caps(t->next_self, caps);
+}
+
+static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t timeout_ns)
+{
+    struct trace *t = self;
+    const char *file = t->host->get_string(t->host, "file");
+    char path[PATH_BYTES];
+    if (file && *file) {
+        snprintf(path, sizeof path, "%s.%d.jsonl", file, (int)bootstrap->rank);
+        t->file = fopen(path, "we");
+        if (!t->file)
+            return t->host->fail(t->host, TN_IO, "[trace] file: %s cannot be written: %s", path, strerror(errno));
+    }
+    return t->next->init(t->next_self, bootstrap, timeout_ns);
+}
+
+static tn_status mem_alloc(void *self, uint64_t bytes, void **memory)
+{
+    const struct trace *t = self;
+    return t->next->mem_alloc(t->next_self, bytes, memory);
+}
+
+static void mem_free(void *self, void *memory)
+{
+    const struct trace *t = self;
+    t->next->mem_free(t->next_self, memory);
+}
+
+/* ---- groups ---- */
+
+static struct group *find_group(struct trace *t, const char *name, int32_t n)
+{
+    char kept[NAME_BYTES];
+    snprintf(kept, sizeof kept, "%s", name ? name : "");
+    for (struct group *g = t->groups; g; g = g->next)
+        if (g->n == n && strcmp(g->name, kept) == 0)
+            return g;
+    struct group *g = t->host->alloc(t->host, sizeof *g);
+    if (!g)
+        return NULL;
+    *g = (struct group){ .next = t->groups, .n = n };
+    memcpy(g->name, kept, sizeof kept);
+    t->groups = g;
+    return g;
+}
+
+static tn_status comm_create(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
+                             struct tn_comm **comm)
+{
+    struct trace *t = self;
+    struct tn_comm *below = NULL;
+    tn_status status = t->next->comm_create(t->next_self, name, ranks, n, timeout_ns, &below);
+    if (status != TN_OK)
+        return status;
+    struct group *group = find_group(t, name, n);
+    struct tn_comm *c = group ? t->host->alloc(t->host, sizeof *c) : NULL;
+    if (!c) {
+        t->next->comm_destroy(below);
+        return t->host->fail(t->host, TN_NO_MEMORY, "no memory for a group of %d", (int)n);
+    }
+    *c = (struct tn_comm){ .trace = t, .below = below, .group = group };
+    *comm = c;
+    return TN_OK;
+}
+
+static void comm_destroy(struct tn_comm *c)
+{
+    if (!c)
+        return;
+    const struct trace *t = c->trace;
+    t->next->comm_destroy(c->below);
+    while (c->made) {
+        struct tn_request *next = c->made->next_made;
+        t->host->release(t->host, c->made);
+        c->made = next;
+    }
+    t->host->release(t->host, c);
+}
+
+static void comm_abort(struct tn_comm *c)
+{
+    c->trace->next->comm_abort(c->below);
+}
+
+/* ---- requests ---- */
+
+/* A request around that of the backend, with what is to be recorded. */
+static struct tn_request *begin(struct tn_comm *c, uint32_t op, uint64_t count, uint32_t dtype, int32_t peer)
+{
+    const struct tn_host *host = c->trace->host;
+    struct tn_request *r = c->unused, *next_made;
+    if (r) {
+        c->unused = r->next_unused;
+        next_made = r->next_made;
+    } else {
+        r = host->alloc(host, sizeof *r);
+        if (!r)
+            return NULL;
+        next_made = c->made;
+        c->made = r;
+    }
+    *r = (struct tn_request){ .comm = c, .next_made = next_made, .op = op, .dtype = dtype, .peer = peer,
+                              .number = c->calls++, .count = count, .began_ns = now_ns() };
+    return r;
+}
+
+static void recycle(struct tn_request *r)
+{
+    r->next_unused = r->comm->unused;
+    r->comm->unused = r;
+}
+
+/* The backend has taken the operation, or not. */
+static tn_status begun(struct tn_request *r, tn_status status, struct tn_request **out)
+{
+    if (status == TN_OK)
+        *out = r;
+    else
+        recycle(r);
+    return status;
+}
+
+static void record(const struct tn_request *r, tn_status status, uint64_t took_ns)
+{
+    const struct trace *t = r->comm->trace;
+    struct group *g = r->comm->group;
+    uint64_t bytes = r->count * dtypes[known(r->dtype)].bytes;
+    struct total *total = &g->totals[r->op];
+    total->calls++;
+    total->bytes += bytes;
+    total->took_ns += took_ns;
+    total->wait_ns += r->wait_ns;
+    if (!t->file)
+        return;
+    fprintf(t->file, "{\"op\":\"%s\",\"group\":\"%s\",\"ranks\":%d,\"number\":%" PRIu64, op_names[r->op], g->name,
+            (int)g->n, r->number);
+    if (r->op != BARRIER)
+        fprintf(t->file, ",\"dtype\":\"%s\",\"count\":%" PRIu64 ",\"bytes\":%" PRIu64, dtypes[known(r->dtype)].name,
+                r->count, bytes);
+    if (r->peer >= 0)
+        fprintf(t->file, ",\"peer\":%d", (int)r->peer);
+    fprintf(t->file, ",\"start_ns\":%" PRIu64 ",\"took_ns\":%" PRIu64 ",\"wait_ns\":%" PRIu64 ",\"status\":%d}\n",
+            r->began_ns - t->began_ns, took_ns, r->wait_ns, (int)status);
+}
+
+static tn_status test(struct tn_request *r)
+{
+    tn_status status = r->comm->trace->next->test(r->below);
+    if (status == TN_PENDING)
+        return status;
+    record(r, status, now_ns() - r->began_ns);
+    recycle(r);
+    return status;
+}
+
+static tn_status wait_for(struct tn_request *r, uint64_t timeout_ns)
+{
+    uint64_t began_ns = now_ns();
+    tn_status status = r->comm->trace->next->wait(r->below, timeout_ns);
+    uint64_t ended_ns = now_ns();
+    r->wait_ns += ended_ns - began_ns;
+    if (status == TN_TIMEOUT)
+        return status;
+    record(r, status, ended_ns - r->began_ns);
+    recycle(r);
+    return status;
+}
+
+static void progress(void *self)
+{
+    const struct trace *t = self;
+    t->next->progress(t->next_self);
+}
+
+static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
+{
+    return c->trace->next->last_error(c->below, error);
+}
+
+/* ---- operations ---- */
+
+/* Passes the operation `call` on and keeps a request of its own around the backend's. */
+#define PASS(c, op, count, dtype, peer, out, call, ...)                                                              \
+    do {                                                                                                             \
+        struct tn_request *r_ = begin(c, op, count, dtype, peer);                                                    \
+        if (!r_)                                                                                                     \
+            return (c)->trace->host->fail((c)->trace->host, TN_NO_MEMORY, "no memory for a request");                \
+        return begun(r_, (c)->trace->next->call((c)->below, __VA_ARGS__, &r_->below), out);                          \
+    } while (0)
+
+static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            uint32_t red, struct tn_queue *q, struct tn_request **r)
+{
+    PASS(c, ALL_REDUCE, count, dtype, -1, r, all_reduce, send, recv, count, dtype, red, q);
+}
+
+static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            struct tn_queue *q, struct tn_request **r)
+{
+    PASS(c, ALL_GATHER, count, dtype, -1, r, all_gather, send, recv, count, dtype, q);
+}
+
+static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                                uint32_t red, struct tn_queue *q, struct tn_request **r)
+{
+    PASS(c, REDUCE_SCATTER, count, dtype, -1, r, reduce_scatter, send, recv, count, dtype, red, q);
+}
+
+static tn_status all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            struct tn_queue *q, struct tn_request **r)
+{
+    PASS(c, ALL_TO_ALL, count, dtype, -1, r, all_to_all, send, recv, count, dtype, q);
+}
+
+static tn_status broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                           int32_t root, struct tn_queue *q, struct tn_request **r)
+{
+    PASS(c, BROADCAST, count, dtype, root, r, broadcast, send, recv, count, dtype, root, q);
+}
+
+static tn_status send_to(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
+                         struct tn_queue *q, struct tn_request **r)
+{
+    PASS(c, SEND, count, dtype, to, r, send, data, count, dtype, to, q);
+}
+
+static tn_status recv_from(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
+                           struct tn_queue *q, struct tn_request **r)
+{
+    PASS(c, RECV, count, dtype, from, r, recv, data, count, dtype, from, q);
+}
+
+static tn_status barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
+{
+    PASS(c, BARRIER, 0, 0, -1, r, barrier, q);
+}
+
+static tn_status group_start(void *self)
+{
+    const struct trace *t = self;
+    return t->next->group_start ? t->next->group_start(t->next_self) : TN_OK;
+}
+
+static tn_status group_end(void *self)
+{
+    const struct trace *t = self;
+    return t->next->group_end ? t->next->group_end(t->next_self) : TN_OK;
+}
+
+/* ---- what the loader reads ---- */
+
+static const struct tn_collective table = {
+    .struct_size = sizeof(struct tn_collective),
+    .create = create,
+    .destroy = destroy,
+    .caps = caps,
+    .init = init,
+    .mem_alloc = mem_alloc,
+    .mem_free = mem_free,
+    .comm_create = comm_create,
+    .comm_destroy = comm_destroy,
+    .comm_abort = comm_abort,
+    .all_reduce = all_reduce,
+    .all_gather = all_gather,
+    .reduce_scatter = reduce_scatter,
+    .all_to_all = all_to_all,
+    .broadcast = broadcast,
+    .send = send_to,
+    .recv = recv_from,
+    .barrier = barrier,
+    .group_start = group_start,
+    .group_end = group_end,
+    .test = test,
+    .wait = wait_for,
+    .progress = progress,
+    .last_error = last_error,
+};
+
+static const struct tn_option options[] = {
+    { .struct_size = sizeof(struct tn_option),
+      .type = TN_OPT_STRING,
+      .key = "file",
+      .help = "Each rank writes <file>.<rank>.jsonl, a line for each operation; empty: a summary on stderr at the end." },
+};
+
+const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
+{
+    static const struct tn_plugin plugin = {
+        .magic = TN_PLUGIN_MAGIC,
+        .struct_size = sizeof(struct tn_plugin),
+        .abi_major = TN_ABI_MAJOR,
+        .abi_minor = TN_ABI_MINOR,
+        .min_host_minor = TN_ABI_MINOR,
+        .kind = TN_PLUGIN_COLLECTIVE,
+        .option_stride = sizeof(struct tn_option),
+        .id = "trace",
+        .version = "0.1.0",
+        .summary = "Layer that records every operation with its time, size, group and wait.",
+        .build_info = __VERSION__,
+        .table = &table,
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+    };
+    (void)host;
+    return &plugin;
+}

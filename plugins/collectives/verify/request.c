@@ -1,0 +1,315 @@
+/* Requests: announce, compare, move.
+ *
+ * A collective is announced at once: an all_gather of 32 bytes a member, in a second group of the same members, so
+ * that announcements and operations each keep one order on all members, however they interleave. An announced
+ * collective starts when all members' announcements are here and equal and those before it have started. All members
+ * see the same announcements, so all come to the same verdict. Nothing here blocks but wait. */
+#include "verify.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { SLICE_NS = 200 * 1000 }; /* of a wait, while other groups have announcements to look at */
+
+const char *verify_op_name(uint32_t op)
+{
+    static const char *const names[] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
+                                         "barrier", "send", "recv" };
+    return op < sizeof names / sizeof *names ? names[op] : "an unknown operation";
+}
+
+static const struct {
+    const char *name;
+    uint32_t bytes;
+} dtypes[] = {
+#define TN_X(name, number, text, bytes) [number] = { text, bytes },
+    TN_DTYPE_LIST(TN_X)
+#undef TN_X
+};
+
+const char *verify_dtype_name(uint32_t dtype)
+{
+    return verify_dtype_bytes(dtype) ? dtypes[dtype].name : "unknown dtype";
+}
+
+uint32_t verify_dtype_bytes(uint32_t dtype)
+{
+    return dtype < sizeof dtypes / sizeof *dtypes ? dtypes[dtype].bytes : 0;
+}
+
+/* ---- requests ---- */
+
+struct tn_request *verify_request_new(struct tn_comm *c)
+{
+    struct tn_request *r = c->unused;
+    uint64_t bytes = sizeof *r + (uint64_t)c->n * sizeof *r->all;
+    if (r) {
+        c->unused = r->next;
+    } else {
+        r = c->verify->host->alloc(c->verify->host, bytes);
+        if (!r)
+            return NULL;
+        r->next_made = c->made;
+        c->made = r;
+    }
+    struct tn_request *next_made = r->next_made;
+    memset(r, 0, bytes);
+    r->next_made = next_made;
+    r->comm = c;
+    return r;
+}
+
+void verify_recycle(struct tn_request *r)
+{
+    r->next = r->comm->unused;
+    r->comm->unused = r;
+}
+
+/* One whose gathering failed may still be written to: it is not used again before its group is gone. */
+static tn_status end(struct tn_request *r)
+{
+    tn_status status = r->status;
+    if (status == TN_OK || !r->below)
+        verify_recycle(r);
+    return status;
+}
+
+/* ---- errors ---- */
+
+static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t peer)
+{
+    c->has_error = 1;
+    c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
+                                       .peer = peer,
+                                       .op_number = r->mine.number,
+                                       .bytes = r->mine.count * verify_dtype_bytes(r->mine.dtype),
+                                       .op = verify_op_name(r->mine.op),
+                                       .message = c->error_text };
+}
+
+/* The announcements could not be gathered (yet): what the backend says, in the words of the operation. */
+static tn_status tell_silence(const struct tn_request *r, tn_status status)
+{
+    struct tn_comm *c = r->comm;
+    struct tn_comm_error below = { .struct_size = sizeof below, .peer = -1 };
+    if (c->verify->next->last_error(c->talk, &below) != TN_OK)
+        below.message = NULL;
+    keep_error(c, r, below.peer);
+    char who[32] = "";
+    if (below.peer >= 0)
+        snprintf(who, sizeof who, "rank %d ", (int)below.peer);
+    snprintf(c->error_text, sizeof c->error_text, "group %s, %s number %" PRIu64 ": %s%s (%s)", c->name,
+             c->error.op, r->mine.number, who, *who ? "has not announced it" : "not all members have announced it",
+             below.message ? below.message : "no reason given");
+    return c->verify->host->fail(c->verify->host, status, "%s", c->error_text);
+}
+
+static void describe(const struct announcement *a, char *text, size_t bytes)
+{
+    int at = snprintf(text, bytes, "%s", verify_op_name(a->op));
+    if (a->op == OP_BARRIER)
+        return;
+    if (a->op == OP_ALL_REDUCE || a->op == OP_REDUCE_SCATTER)
+        at += snprintf(text + at, bytes - (size_t)at, " (%s)", a->red == TN_RED_MAX ? "max" : "sum");
+    at += snprintf(text + at, bytes - (size_t)at, " of %" PRIu64 " %s", a->count, verify_dtype_name(a->dtype));
+    if (a->op == OP_BROADCAST)
+        snprintf(text + at, bytes - (size_t)at, " from member %d", (int)a->root);
+}
+
+/* Member `other` is the first whose announcement differs from member 0's. */
+static tn_status tell_difference(const struct tn_request *r, int32_t other)
+{
+    struct tn_comm *c = r->comm;
+    char first[128], second[128];
+    describe(&r->all[0], first, sizeof first);
+    describe(&r->all[other], second, sizeof second);
+    keep_error(c, r, c->ranks[other]);
+    snprintf(c->error_text, sizeof c->error_text,
+             "group %s, collective number %" PRIu64 ": rank %d calls %s, but rank %d calls %s", c->name,
+             r->mine.number, (int)c->ranks[other], second, (int)c->ranks[0], first);
+    return c->verify->host->fail(c->verify->host, TN_CONFLICT, "%s", c->error_text);
+}
+
+/* ---- from announced to moving ---- */
+
+tn_status verify_announce(struct tn_comm *c, const struct announcement *what, const void *send, void *recv,
+                          struct tn_queue *q, struct tn_request **out)
+{
+    const struct verify *v = c->verify;
+    if (c->failed)
+        return v->host->fail(v->host, c->failed, "group %s has failed: %s", c->name, c->error_text);
+    struct tn_request *r = verify_request_new(c);
+    if (!r)
+        return v->host->fail(v->host, TN_NO_MEMORY, "no memory for a request");
+    r->mine = *what;
+    r->mine.number = c->number;
+    r->send = send;
+    r->recv = recv;
+    r->queue = q;
+    tn_status status = v->next->all_gather(c->talk, &r->mine, r->all, WORDS, TN_I32, NULL, &r->below);
+    if (status != TN_OK) {
+        r->below = NULL;
+        verify_recycle(r);
+        return tell_silence(r, status);
+    }
+    c->number++;
+    *c->last = r;
+    c->last = &r->next;
+    *out = r;
+    verify_advance(c->verify);
+    return TN_OK;
+}
+
+static tn_status compare(const struct tn_request *r)
+{
+    for (int32_t i = 1; i < r->comm->n; i++)
+        if (memcmp(&r->all[i], &r->all[0], sizeof r->all[0]) != 0)
+            return tell_difference(r, i);
+    return TN_OK;
+}
+
+static tn_status move(struct tn_request *r)
+{
+    const struct tn_collective *next = r->comm->verify->next;
+    struct tn_comm *data = r->comm->data;
+    const struct announcement *a = &r->mine;
+    switch (a->op) {
+    case OP_ALL_REDUCE:
+        return next->all_reduce(data, r->send, r->recv, a->count, a->dtype, a->red, r->queue, &r->below);
+    case OP_ALL_GATHER:
+        return next->all_gather(data, r->send, r->recv, a->count, a->dtype, r->queue, &r->below);
+    case OP_REDUCE_SCATTER:
+        return next->reduce_scatter(data, r->send, r->recv, a->count, a->dtype, a->red, r->queue, &r->below);
+    case OP_ALL_TO_ALL:
+        return next->all_to_all(data, r->send, r->recv, a->count, a->dtype, r->queue, &r->below);
+    case OP_BROADCAST:
+        return next->broadcast(data, r->send, r->recv, a->count, a->dtype, a->root, r->queue, &r->below);
+    default:
+        return next->barrier(data, r->queue, &r->below);
+    }
+}
+
+/* Ends all that is announced in a group: its members will not start it. Their gatherings stay under way. */
+static void fail_announced(struct tn_comm *c, tn_status status)
+{
+    c->failed = status;
+    for (struct tn_request *r = c->first; r; r = r->next) {
+        r->stage = ENDED;
+        r->status = status;
+    }
+    c->first = NULL;
+    c->last = &c->first;
+}
+
+static void advance_comm(struct tn_comm *c)
+{
+    const struct tn_collective *next = c->verify->next;
+    while (c->first) {
+        struct tn_request *r = c->first;
+        tn_status status = r->below ? next->test(r->below) : TN_OK; /* NULL: wait has seen its end */
+        if (status == TN_PENDING)
+            return;
+        r->below = NULL;
+        if (status != TN_OK) {
+            fail_announced(c, tell_silence(r, status));
+            return;
+        }
+        status = compare(r);
+        if (status != TN_OK) {
+            fail_announced(c, status);
+            return;
+        }
+        c->first = r->next;
+        if (!c->first)
+            c->last = &c->first;
+        r->status = move(r);
+        r->stage = r->status == TN_OK ? MOVING : ENDED;
+        if (r->status != TN_OK) {
+            r->below = NULL;
+            c->has_error = 0;
+        }
+    }
+}
+
+void verify_advance(struct verify *v)
+{
+    for (struct tn_comm *c = v->comms; c; c = c->next_comm)
+        advance_comm(c);
+}
+
+/* ---- test and wait ---- */
+
+/* What the backend said of the operation itself. */
+static tn_status finish(struct tn_request *r, tn_status status)
+{
+    if (status != TN_OK)
+        r->comm->has_error = 0;
+    if (status != TN_PENDING && status != TN_TIMEOUT)
+        verify_recycle(r);
+    return status;
+}
+
+tn_status verify_test(struct tn_request *r)
+{
+    verify_advance(r->comm->verify);
+    if (r->stage == ENDED)
+        return end(r);
+    return r->stage == ANNOUNCED ? TN_PENDING : finish(r, r->comm->verify->next->test(r->below));
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static int others_announced(const struct tn_request *r)
+{
+    for (const struct tn_comm *c = r->comm->verify->comms; c; c = c->next_comm)
+        if (c->first && (c != r->comm || r->stage == MOVING))
+            return 1;
+    return 0;
+}
+
+tn_status verify_wait(struct tn_request *r, uint64_t timeout_ns)
+{
+    const struct tn_collective *next = r->comm->verify->next;
+    uint64_t began_ns = now_ns();
+    for (;;) {
+        verify_advance(r->comm->verify);
+        if (r->stage == ENDED)
+            return end(r);
+        uint64_t spent_ns = now_ns() - began_ns, left_ns = spent_ns < timeout_ns ? timeout_ns - spent_ns : 0;
+        int sliced = left_ns > SLICE_NS && others_announced(r);
+        uint64_t slice_ns = sliced ? SLICE_NS : left_ns;
+        if (r->stage == MOVING) {
+            tn_status status = next->wait(r->below, slice_ns);
+            if (status != TN_TIMEOUT || !sliced)
+                return finish(r, status);
+            continue;
+        }
+        struct tn_request *head = r->comm->first;
+        tn_status status = next->wait(head->below, slice_ns);
+        if (status == TN_OK) {
+            head->below = NULL;
+        } else if (status != TN_TIMEOUT) {
+            head->below = NULL;
+            fail_announced(r->comm, tell_silence(head, status));
+        } else if (!sliced) {
+            return tell_silence(r, TN_TIMEOUT);
+        }
+    }
+}
+
+tn_status verify_last_error(struct tn_comm *c, struct tn_comm_error *error)
+{
+    if (!c->has_error)
+        return c->verify->next->last_error(c->data, error);
+    uint32_t bytes = error->struct_size < sizeof c->error ? error->struct_size : (uint32_t)sizeof c->error;
+    memcpy(error, &c->error, bytes);
+    error->struct_size = bytes;
+    return TN_OK;
+}

@@ -1,0 +1,285 @@
+/* verify: a layer that compares what the members of a group call before any data moves.
+ *
+ * Ranks that call different collectives, or the same one with another count, dtype, reduction or root, end with
+ * TN_CONFLICT and a message that names the first rank that differs, whatever backend is below; without it many
+ * backends hang, or mix up data. It costs one small all_gather for each collective. Messages (send, recv) and memory
+ * pass through. */
+#include "verify.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static tn_status create(const struct tn_host *host, const struct tn_collective *next, void *next_self, void **self)
+{
+    if (!next)
+        return host->fail(host, TN_INVALID, "verify is a layer over a backend; use [comm] layers = verify");
+    struct verify *v = host->alloc(host, sizeof *v);
+    if (!v)
+        return host->fail(host, TN_NO_MEMORY, "no memory for the layer");
+    *v = (struct verify){ .host = host, .next = next, .next_self = next_self };
+    *self = v;
+    return TN_OK;
+}
+
+static void destroy(void *self)
+{
+    struct verify *v = self;
+    if (v)
+        v->host->release(v->host, v);
+}
+
+static tn_status caps(void *self, struct tn_collective_caps *caps)
+{
+    const struct verify *v = self;
+    tn_status status = v->next->caps(v->next_self, caps);
+    if (TN_HAS(caps, needs_progress))
+        caps->needs_progress = 1; /* to start what was announced */
+    return status;
+}
+
+static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t timeout_ns)
+{
+    struct verify *v = self;
+    struct tn_collective_caps can = { .struct_size = sizeof can };
+    tn_status status = v->next->caps(v->next_self, &can);
+    v->dtypes = can.dtypes;
+    return status == TN_OK ? v->next->init(v->next_self, bootstrap, timeout_ns) : status;
+}
+
+static tn_status mem_alloc(void *self, uint64_t bytes, void **memory)
+{
+    const struct verify *v = self;
+    return v->next->mem_alloc(v->next_self, bytes, memory);
+}
+
+static void mem_free(void *self, void *memory)
+{
+    const struct verify *v = self;
+    v->next->mem_free(v->next_self, memory);
+}
+
+/* ---- groups ---- */
+
+static void free_comm(struct tn_comm *c)
+{
+    const struct verify *v = c->verify;
+    if (c->talk)
+        v->next->comm_destroy(c->talk);
+    if (c->data)
+        v->next->comm_destroy(c->data);
+    while (c->made) {
+        struct tn_request *next = c->made->next_made;
+        v->host->release(v->host, c->made);
+        c->made = next;
+    }
+    v->host->release(v->host, c->ranks);
+    v->host->release(v->host, c);
+}
+
+static struct tn_comm *new_comm(struct verify *v, const char *name, const int32_t *ranks, int32_t n)
+{
+    struct tn_comm *c = v->host->alloc(v->host, sizeof *c);
+    if (!c)
+        return NULL;
+    *c = (struct tn_comm){ .verify = v, .n = n };
+    c->last = &c->first;
+    snprintf(c->name, sizeof c->name, "%s", name ? name : "");
+    c->ranks = v->host->alloc(v->host, (uint64_t)n * sizeof *ranks);
+    if (!c->ranks) {
+        free_comm(c);
+        return NULL;
+    }
+    memcpy(c->ranks, ranks, (size_t)n * sizeof *ranks);
+    return c;
+}
+
+static tn_status comm_create(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
+                             struct tn_comm **comm)
+{
+    struct verify *v = self;
+    struct tn_comm *data = NULL;
+    tn_status status = v->next->comm_create(v->next_self, name, ranks, n, timeout_ns, &data);
+    if (status != TN_OK)
+        return status;
+    struct tn_comm *c = new_comm(v, name, ranks, n);
+    if (!c) {
+        v->next->comm_destroy(data);
+        return v->host->fail(v->host, TN_NO_MEMORY, "no memory for a group of %d", (int)n);
+    }
+    c->data = data;
+    status = v->next->comm_create(v->next_self, name, ranks, n, timeout_ns, &c->talk);
+    if (status != TN_OK) {
+        c->talk = NULL;
+        free_comm(c);
+        return status;
+    }
+    c->next_comm = v->comms;
+    v->comms = c;
+    *comm = c;
+    return TN_OK;
+}
+
+static void comm_destroy(struct tn_comm *c)
+{
+    if (!c)
+        return;
+    struct tn_comm **at = &c->verify->comms;
+    while (*at != c)
+        at = &(*at)->next_comm;
+    *at = c->next_comm;
+    free_comm(c);
+}
+
+static void comm_abort(struct tn_comm *c)
+{
+    c->verify->next->comm_abort(c->talk);
+    c->verify->next->comm_abort(c->data);
+}
+
+/* ---- operations ---- */
+
+/* A call that the backend would refuse is refused before it is announced. */
+static tn_status check_call(const struct tn_comm *c, const struct announcement *a)
+{
+    const struct tn_host *host = c->verify->host;
+    const char *name = verify_op_name(a->op);
+    int reduces = a->op == OP_ALL_REDUCE || a->op == OP_REDUCE_SCATTER;
+    if (!verify_dtype_bytes(a->dtype))
+        return host->fail(host, TN_INVALID, "group %s, %s: there is no dtype %u", c->name, name, a->dtype);
+    if (reduces && !(c->verify->dtypes >> a->dtype & 1))
+        return host->fail(host, TN_UNSUPPORTED, "group %s, %s: the backend does not reduce %s", c->name, name,
+                          verify_dtype_name(a->dtype));
+    if (reduces && a->red > TN_RED_MAX)
+        return host->fail(host, TN_INVALID, "group %s, %s: there is no reduction %u", c->name, name, a->red);
+    if (a->root < 0 || a->root >= c->n)
+        return host->fail(host, TN_INVALID, "group %s, %s: root %d in a group of %d", c->name, name, (int)a->root,
+                          (int)c->n);
+    return TN_OK;
+}
+
+static tn_status call(struct tn_comm *c, struct announcement a, const void *send, void *recv, struct tn_queue *q,
+                      struct tn_request **r)
+{
+    tn_status status = check_call(c, &a);
+    return status == TN_OK ? verify_announce(c, &a, send, recv, q, r) : status;
+}
+
+static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            uint32_t red, struct tn_queue *q, struct tn_request **r)
+{
+    struct announcement a = { .op = OP_ALL_REDUCE, .count = count, .dtype = dtype, .red = red };
+    return call(c, a, send, recv, q, r);
+}
+
+static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            struct tn_queue *q, struct tn_request **r)
+{
+    return call(c, (struct announcement){ .op = OP_ALL_GATHER, .count = count, .dtype = dtype }, send, recv, q, r);
+}
+
+static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                                uint32_t red, struct tn_queue *q, struct tn_request **r)
+{
+    struct announcement a = { .op = OP_REDUCE_SCATTER, .count = count, .dtype = dtype, .red = red };
+    return call(c, a, send, recv, q, r);
+}
+
+static tn_status all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            struct tn_queue *q, struct tn_request **r)
+{
+    return call(c, (struct announcement){ .op = OP_ALL_TO_ALL, .count = count, .dtype = dtype }, send, recv, q, r);
+}
+
+static tn_status broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                           int32_t root, struct tn_queue *q, struct tn_request **r)
+{
+    struct announcement a = { .op = OP_BROADCAST, .count = count, .dtype = dtype, .root = root };
+    return call(c, a, send, recv, q, r);
+}
+
+static tn_status barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
+{
+    return call(c, (struct announcement){ .op = OP_BARRIER, .dtype = TN_U8 }, NULL, NULL, q, r);
+}
+
+/* Only two ranks know of a message; the backend compares what they say. */
+static tn_status message(struct tn_comm *c, struct tn_request *r, tn_status status, struct tn_request **out)
+{
+    if (status != TN_OK) {
+        c->has_error = 0;
+        verify_recycle(r);
+        return status;
+    }
+    r->stage = MOVING;
+    *out = r;
+    return TN_OK;
+}
+
+static tn_status send_message(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
+                              struct tn_queue *q, struct tn_request **out)
+{
+    struct tn_request *r = verify_request_new(c);
+    if (!r)
+        return c->verify->host->fail(c->verify->host, TN_NO_MEMORY, "no memory for a request");
+    return message(c, r, c->verify->next->send(c->data, data, count, dtype, to, q, &r->below), out);
+}
+
+static tn_status recv_message(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
+                              struct tn_queue *q, struct tn_request **out)
+{
+    struct tn_request *r = verify_request_new(c);
+    if (!r)
+        return c->verify->host->fail(c->verify->host, TN_NO_MEMORY, "no memory for a request");
+    return message(c, r, c->verify->next->recv(c->data, data, count, dtype, from, q, &r->below), out);
+}
+
+static void progress(void *self)
+{
+    struct verify *v = self;
+    verify_advance(v);
+    v->next->progress(v->next_self);
+}
+
+static const struct tn_collective table = {
+    .struct_size = sizeof(struct tn_collective),
+    .create = create,
+    .destroy = destroy,
+    .caps = caps,
+    .init = init,
+    .mem_alloc = mem_alloc,
+    .mem_free = mem_free,
+    .comm_create = comm_create,
+    .comm_destroy = comm_destroy,
+    .comm_abort = comm_abort,
+    .all_reduce = all_reduce,
+    .all_gather = all_gather,
+    .reduce_scatter = reduce_scatter,
+    .all_to_all = all_to_all,
+    .broadcast = broadcast,
+    .send = send_message,
+    .recv = recv_message,
+    .barrier = barrier,
+    .test = verify_test,
+    .wait = verify_wait,
+    .progress = progress,
+    .last_error = verify_last_error,
+};
+
+const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
+{
+    static const struct tn_plugin plugin = {
+        .magic = TN_PLUGIN_MAGIC,
+        .struct_size = sizeof(struct tn_plugin),
+        .abi_major = TN_ABI_MAJOR,
+        .abi_minor = TN_ABI_MINOR,
+        .min_host_minor = TN_ABI_MINOR,
+        .kind = TN_PLUGIN_COLLECTIVE,
+        .id = "verify",
+        .version = "0.1.0",
+        .summary = "Layer that names the rank whose collective differs from the others', before data moves.",
+        .build_info = __VERSION__,
+        .table = &table,
+    };
+    (void)host;
+    return &plugin;
+}
