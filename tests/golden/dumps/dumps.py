@@ -14,6 +14,8 @@ import sys
 TP = ["strategies.chain=tp", "tp.size=2"]
 SP = TP + ["tp.sequence_parallel=on"]
 DP = ["strategies.chain=dp", "dp.size=2", "data.micro_batches=2"]
+FSDP = ["strategies.chain=fsdp", "fsdp.size=2"]
+CKPT = ["strategies.chain=ckpt", "ckpt.recompute=full"]
 BOTH = ["strategies.chain=tp, dp", "tp.size=2", "dp.size=2"]
 
 # name, manifest, rank, settings, stages
@@ -23,6 +25,8 @@ LAYOUTS = [
     ("llama.tp", "llama", 1, TP, ["place:tp", "resolve", "lower"]),
     ("llama.tp-sp", "llama", 0, SP, ["resolve", "lower:tp"]),
     ("gpt2.dp", "gpt2", 0, DP, ["lower:dp", "schedule"]),
+    ("llama.fsdp", "llama", 0, FSDP, ["lower:fsdp"]),
+    ("llama.ckpt", "llama", 0, CKPT, ["lower:ckpt"]),
     ("llama.tp-dp", "llama", 3, BOTH, ["lower", "bound"]),
 ]
 
@@ -34,6 +38,8 @@ BLOCKS = {
     "llama.tp-sp.lower-tp": {"forward": {"all_gather": 2, "reduce_scatter": 2},
                              "backward": {"all_gather": 4, "reduce_scatter": 2}, "step": {"all_reduce": 2}},
     "gpt2.dp.lower-dp": {},
+    "llama.fsdp.lower-fsdp": {"forward": {"all_gather": 9}, "backward": {"all_gather": 9, "reduce_scatter": 9}},
+    "llama.ckpt.lower-ckpt": {},
 }
 
 
