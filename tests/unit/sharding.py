@@ -96,7 +96,8 @@ class Fsdp(PlanTest):
 
     def test_collectives_of_the_other_levels(self):
         """Params once a step; gradients once a step or once a micro-batch."""
-        for level, parts, settings in (("optimizer", 1, {}), ("gradients", 3, {}), ("full", 3, {"fsdp__reshard": "off"})):
+        for level, parts, settings in (("optimizer", 1, {}), ("gradients", 3, {}),
+                                       ("full", 3, {"fsdp__reshard": "off"})):
             _, sent = self.plan("fsdp", fsdp__size=2, fsdp__level=level, data__micro_batches=3, **settings)
             gathers = 3 if level == "full" else 1
             half = FLOAT * sum(PARAMS) / 2
@@ -170,7 +171,8 @@ class Ckpt(PlanTest):
     def test_flops_are_of_a_second_forward_pass(self):
         def flops(chain="", **settings):
             words = {"gpt.layers": LAYERS, "strategies.chain": chain, **settings}
-            return json.loads(self.run_tenon("check", "job.ini", "--json", *overrides(words)).stdout)["ranks"][0]["flops"]
+            report = json.loads(self.run_tenon("check", "job.ini", "--json", *overrides(words)).stdout)
+            return report["ranks"][0]["flops"]
         share = flops("ckpt", **self.FULL) / flops()
         self.assertTrue(1.2 < share < 4 / 3, share)  # forward : backward = 1 : 2; the last product is not needed
 
@@ -194,6 +196,9 @@ class Refusals(PlanTest):
         self.refused("[fsdp] level: ful is not a choice; did you mean full?", "fsdp", fsdp__level="ful")
         self.refused("[fsdp] prefetch: ", "fsdp", fsdp__prefetch=-1)
         self.refused("[ckpt] recompute: ful is not a choice; did you mean full?", "ckpt", ckpt__recompute="ful")
+        self.refused("[ckpt] ops: there is no op atention; did you mean attention?", "ckpt",
+                     ckpt__ops="atention, rmsnorm")
+        self.refused("[ckpt] ops: there is no op flash; docs/ops.md lists them", "ckpt", ckpt__ops="flash")
         self.refused("[ckpt] ratio: 1.5 is out of range", "ckpt", ckpt__ratio=1.5)
 
     def test_two_sizes_left_to_the_world(self):

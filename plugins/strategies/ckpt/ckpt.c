@@ -13,8 +13,8 @@ static const struct tn_option options[] = {
      "full: everything of a layer but its input; selective: the ops and tags listed."},
     {sizeof(struct tn_option), TN_OPT_FLOAT, 0, 0, "ratio", "1", 0, 1, NULL,
      "Share of the layers that it applies to, from the first one."},
-    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", "attention, layernorm, rmsnorm, gelu, bias_gelu, swiglu", 0, 0, NULL,
-     "Opcodes that selective runs again."},
+    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", "attention, layernorm, rmsnorm, gelu, bias_gelu, swiglu", 0, 0,
+     NULL, "Opcodes that selective runs again."},
     {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "tags", NULL, 0, 0, NULL,
      "Tags of values whose ops selective runs again."},
     {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "resend", "off", 0, 0, NULL,
@@ -27,7 +27,8 @@ static tn_status create(const struct tn_host *host, void **self)
     const struct tn_program_api *read = host->get_api(host, "tn.program/1");
     const struct tn_program_edit_api *edit = host->get_api(host, "tn.program_edit/1");
     if (!facts || !read || !edit || !TN_HAS(edit, op_copy))
-        return host->fail(host, TN_UNSUPPORTED, "ckpt needs a host with tn.facts/1, tn.program/1 and tn.program_edit/1 with op_copy");
+        return host->fail(host, TN_UNSUPPORTED,
+                          "ckpt needs a host with tn.facts/1, tn.program/1 and tn.program_edit/1 with op_copy");
     struct ckpt *ckpt = host->alloc(host, sizeof *ckpt);
     if (!ckpt)
         return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
@@ -56,6 +57,7 @@ static const struct tn_strategy table = {
     .struct_size = sizeof(struct tn_strategy),
     .create = create,
     .destroy = destroy,
+    .check = ckpt_check,
     .lower = ckpt_lower,
 };
 

@@ -17,6 +17,8 @@ struct ckpt {
     uint32_t n_ops, n_tags;
 };
 
+/* check.c */
+tn_status ckpt_check(void *self, int32_t size);
 /* recompute.c */
 tn_status ckpt_lower(void *self, struct tn_program *program);
 

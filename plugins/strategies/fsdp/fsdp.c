@@ -14,7 +14,8 @@ static const struct tn_option options[] = {
     {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
      "Ranks that share the model's state and the batch; auto: all that other strategies leave."},
     {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "level", "full", 0, 0, levels,
-     "What is cut: optimizer (states and master params), gradients (these too), full (params are gathered for each use)."},
+     "What is cut: optimizer (states and master params), gradients (these too), full (params are gathered for each "
+     "use)."},
     {sizeof(struct tn_option), TN_OPT_INT, 0, 0, "prefetch", "1", 0, 64, NULL,
      "Layers ahead of their use that params are gathered, with level full."},
     {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "reshard", "on", 0, 0, NULL,
@@ -27,7 +28,8 @@ static tn_status create(const struct tn_host *host, void **self)
     const struct tn_program_api *read = host->get_api(host, "tn.program/1");
     const struct tn_program_edit_api *edit = host->get_api(host, "tn.program_edit/1");
     if (!facts || !read || !edit || !TN_HAS(edit, set_kind))
-        return host->fail(host, TN_UNSUPPORTED, "fsdp needs a host with tn.facts/1, tn.program/1 and tn.program_edit/1 with set_kind");
+        return host->fail(host, TN_UNSUPPORTED,
+                          "fsdp needs a host with tn.facts/1, tn.program/1 and tn.program_edit/1 with set_kind");
     struct fsdp *fsdp = host->alloc(host, sizeof *fsdp);
     if (!fsdp)
         return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
@@ -59,7 +61,8 @@ static tn_status check(void *self, int32_t size)
     if (rows % size == 0)
         return TN_OK;
     snprintf(what, sizeof what, "%d does not divide the %lld sequences of a micro-batch", size, (long long)rows);
-    snprintf(fix, sizeof fix, "use a [data] batch such as %lld", (long long)((rows + size - 1) / size * size * micro_batches));
+    int64_t up = (rows + size - 1) / size * size;
+    snprintf(fix, sizeof fix, "use a [data] batch such as %lld", (long long)(up * micro_batches));
     host->problem(host, "size", what, fix);
     return TN_OK;
 }

@@ -72,7 +72,8 @@ static tn_op ahead(const struct lowering *l, int32_t layer, uint32_t region)
 
 static tn_op first_backward_user(const struct lowering *l, tn_value v)
 {
-    for (tn_op user = l->fsdp->read->user_next(l->program, v, 0); user; user = l->fsdp->read->user_next(l->program, v, user)) {
+    const struct tn_program_api *read = l->fsdp->read;
+    for (tn_op user = read->user_next(l->program, v, 0); user; user = read->user_next(l->program, v, user)) {
         struct tn_op_info info;
         fsdp_op(l->fsdp, l->program, user, &info);
         if (info.region == TN_REGION_BACKWARD)
@@ -125,11 +126,13 @@ static uint64_t list_gathers(const struct lowering *l, tn_op *gathers)
     return n;
 }
 
-/* The list may have gathers of the prologue behind forward ops; schedule goes by region, but the list stays in order. */
+/* The list may have gathers of the prologue behind forward ops; schedule goes by region, but the list stays in
+ * order. */
 static void order_prologue(const struct lowering *l, const tn_op *gathers, uint64_t n)
 {
+    const struct tn_program_api *read = l->fsdp->read;
     tn_op forward = 0;
-    for (tn_op op = l->fsdp->read->op_next(l->program, 0); op && !forward; op = l->fsdp->read->op_next(l->program, op)) {
+    for (tn_op op = read->op_next(l->program, 0); op && !forward; op = read->op_next(l->program, op)) {
         struct tn_op_info info;
         fsdp_op(l->fsdp, l->program, op, &info);
         if (info.region != TN_REGION_PROLOGUE)
