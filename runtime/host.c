@@ -60,6 +60,8 @@ static void host_problem(const struct tn_host *host, const char *key, const char
 const char *tn_instance_message(struct tn_instance *instance)
 {
     pthread_mutex_lock(&message_lock);
+    while (!instance->message[0] && instance->next)
+        instance = instance->next;
     if (instance->message[0])
         snprintf(instance->report, sizeof instance->report, "%s", instance->message);
     else
@@ -189,11 +191,12 @@ static tn_status call_create(struct tn_instance *instance, const struct tn_insta
     }
 }
 
-enum tn_load tn_instance_create(struct tn_instance *instance, const struct tn_instance *next,
+enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance *next,
                                 struct tn_load_error *error)
 {
     instance->message[0] = 0;
     instance->self = NULL;
+    instance->next = next;
     tn_status status = call_create(instance, next);
     *error = (struct tn_load_error){ 0 };
     if (status == TN_OK)

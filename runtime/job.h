@@ -17,7 +17,7 @@
 #include "plan.h"
 #include "report.h"
 
-enum { TN_MOST_CHAIN = 16 };
+enum { TN_MOST_CHAIN = 16, TN_MOST_LAYERS = 8 };
 
 struct tn_job {
     struct tn_facts facts; /* must be first: what plugins ask through tn.facts/1 */
@@ -25,7 +25,8 @@ struct tn_job {
     struct tn_manifest manifest;
     struct tn_settings settings;
     struct tn_instance model, device, backend, chain[TN_MOST_CHAIN];
-    uint32_t n_chain;
+    struct tn_instance layer[TN_MOST_LAYERS]; /* over the backend, the outermost first */
+    uint32_t n_chain, n_layers;
     int32_t chain_size[TN_MOST_CHAIN]; /* ranks along each strategy's axes; 1 without */
     struct tn_mesh mesh;
     int32_t ranks_given;               /* by the launcher or -n; 0: not said */
@@ -39,6 +40,12 @@ size_t tn_job_open(struct tn_job *job, const char *path, const char *const *over
 void tn_job_close(struct tn_job *job);
 /* Adds problems with the data: files that are missing or cannot be read, too little of it. Reads none of it. */
 void tn_job_check_data(struct tn_job *job);
+
+/* The backend, or the outermost layer over it. */
+struct tn_instance *tn_job_collective(struct tn_job *job);
+/* Model, device, backend, layers, strategies, as in the manifest; returns how many. */
+enum { TN_MOST_PLUGINS = 3 + TN_MOST_LAYERS + TN_MOST_CHAIN };
+uint32_t tn_job_plugins(struct tn_job *job, struct tn_instance *all[TN_MOST_PLUGINS]);
 
 /* What a program is for. */
 enum { TN_PROGRAM_TRAIN, TN_PROGRAM_EVAL, TN_PROGRAM_SAMPLE };

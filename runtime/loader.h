@@ -75,6 +75,7 @@ struct tn_instance {
     char message[1024];   /* last host->fail of this instance; "" none */
     char report[1536];    /* what tn_instance_message answered last */
     const struct tn_facts *facts;
+    struct tn_instance *next; /* of a layer: the collective below it */
 };
 
 /* "tn.facts/1" and other tables that the core offers are looked up here. */
@@ -87,7 +88,7 @@ void tn_instance_init(struct tn_instance *instance, const struct tn_library *lib
                       struct tn_diag *diag);
 /* Calls the create of its kind; a collective gets the backend `next` below it, or NULL. TN_LOAD_OK, or
  * TN_LOAD_UNSUPPORTED_DEVICE (a device that answers TN_UNSUPPORTED) or TN_LOAD_INIT_FAILED with *error filled. */
-enum tn_load tn_instance_create(struct tn_instance *instance, const struct tn_instance *next,
+enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance *next,
                                 struct tn_load_error *error);
 void tn_instance_destroy(struct tn_instance *instance); /* its `self`; nothing if create was not called or failed */
 /* The typed table of an instance. */
@@ -95,8 +96,8 @@ static inline const void *tn_instance_table(const struct tn_instance *instance)
 {
     return instance->library.plugin->table;
 }
-/* After a failed create or call: the message, or one that calls the silence a fault of the plugin. Valid until the
- * next one; the message is then forgotten. */
+/* After a failed create or call: the message (of a layer that says nothing, what the one below it said), or one that
+ * calls the silence a fault of the plugin. Valid until the next one; the message is then forgotten. */
 const char *tn_instance_message(struct tn_instance *instance);
 /* Whether get_api answers to this id. */
 int tn_host_has_api(const char *id);

@@ -15,12 +15,13 @@ static tn_status fail(struct tn_instance *instance, const char *what, char *erro
 
 static tn_status init_backend(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, char *error, size_t error_bytes)
 {
-    machine->backend = tn_instance_table(&job->backend);
-    machine->backend_self = job->backend.self;
+    struct tn_instance *collective = tn_job_collective(job);
+    machine->backend = tn_instance_table(collective);
+    machine->backend_self = collective->self;
     machine->store = rank->store;
     machine->rank = rank->rank;
     if (machine->backend->init(machine->backend_self, &rank->bootstrap, machine->timeout_ns) != TN_OK)
-        return fail(&job->backend, "the ranks could not be connected", error, error_bytes);
+        return fail(collective, "the ranks could not be connected", error, error_bytes);
     return TN_OK;
 }
 
@@ -39,7 +40,7 @@ static tn_status create_comms(struct tn_machine *machine, struct tn_job *job, ch
         tn_mesh_group(&job->mesh, coord, axis, ranks);
         if (machine->backend->comm_create(machine->backend_self, job->mesh.axis[axis].name, ranks, size, machine->timeout_ns,
                                           &machine->comm[axis]) != TN_OK)
-            return fail(&job->backend, "a group of ranks could not be made", error, error_bytes);
+            return fail(tn_job_collective(job), "a group of ranks could not be made", error, error_bytes);
     }
     return TN_OK;
 }
@@ -56,7 +57,8 @@ static tn_status allocate(struct tn_machine *machine, struct tn_job *job, int64_
                            ? machine->backend->mem_alloc(machine->backend_self, (uint64_t)bytes, &memory)
                            : machine->device->mem_alloc(machine->device_self, TN_SPACE_DEVICE, (uint64_t)bytes, &memory);
     if (status != TN_OK)
-        return fail(machine->arena_of_backend ? &job->backend : &job->device, "no memory for the arena", error, error_bytes);
+        return fail(machine->arena_of_backend ? tn_job_collective(job) : &job->device, "no memory for the arena", error,
+                    error_bytes);
     machine->arena = memory;
     machine->arena_bytes = (uint64_t)bytes;
     return TN_OK;
@@ -101,13 +103,12 @@ struct statement {
     char chain[256];
 };
 
-static void describe_chain(const struct tn_job *job, char *text, size_t bytes)
+static void describe_chain(struct tn_instance *const *all, uint32_t n, char *text, size_t bytes)
 {
     size_t at = 0;
-    const struct tn_instance *fixed[] = { &job->model, &job->device, &job->backend };
     text[0] = 0;
-    for (uint32_t i = 0; i < 3 + job->n_chain && at < bytes; i++) {
-        const struct tn_plugin *plugin = (i < 3 ? fixed[i] : &job->chain[i - 3])->library.plugin;
+    for (uint32_t i = 0; i < n && at < bytes; i++) {
+        const struct tn_plugin *plugin = all[i]->library.plugin;
         at += (size_t)snprintf(text + at, bytes - at, "%s%s %s", at ? ", " : "", plugin->id, plugin->version);
     }
 }
@@ -138,12 +139,11 @@ static tn_status get_statement(struct tn_rank *rank, int32_t of, uint64_t timeou
 tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t bytes, uint64_t *peak, char *error,
                            size_t error_bytes)
 {
-    struct tn_instance *all[TN_MOST_CHAIN + 3] = { &job->model, &job->device, &job->backend };
-    for (uint32_t i = 0; i < job->n_chain; i++)
-        all[3 + i] = &job->chain[i];
-    struct statement mine = { .plugins = tn_chain_hash(all, 3 + job->n_chain), .manifest = job->manifest.hash, .bytes = bytes,
+    struct tn_instance *all[TN_MOST_PLUGINS];
+    uint32_t n = tn_job_plugins(job, all);
+    struct statement mine = { .plugins = tn_chain_hash(all, n), .manifest = job->manifest.hash, .bytes = bytes,
                               .world = job->mesh.world };
-    describe_chain(job, mine.chain, sizeof mine.chain);
+    describe_chain(all, n, mine.chain, sizeof mine.chain);
     char key[32];
     snprintf(key, sizeof key, "job/%d", rank->rank);
     tn_status status = rank->bootstrap.put(rank->bootstrap.ctx, key, &mine, sizeof mine);

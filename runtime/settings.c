@@ -87,6 +87,7 @@ static const struct tn_option device_table[] = {
 
 static const struct tn_option comm_table[] = {
     STRING("backend", "shm", 0, "Collective plugin: an id, or a path with a '/'."),
+    LIST("layers", NULL, "Collective plugins over the backend, the outermost first, such as verify and trace."),
     ROW(DURATION, "timeout", "60s", 0, SECOND / 10, 86400 * SECOND, NULL,
         "How long a rank waits for the others before the job ends with a report."),
 };
@@ -184,6 +185,8 @@ static void take_plugins(struct tn_settings *s)
     s->device = text(&s->device_options, "plugin");
     s->device_memory = whole(&s->device_options, "memory");
     s->backend = text(&s->comm, "backend");
+    s->layers = tn_options_get(&s->comm, "layers")->list;
+    s->n_layers = tn_options_get(&s->comm, "layers")->list_count;
     s->comm_timeout_ns = whole(&s->comm, "timeout");
     s->chain = tn_options_get(&s->strategies, "chain")->list;
     s->n_chain = tn_options_get(&s->strategies, "chain")->list_count;

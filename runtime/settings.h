@@ -45,6 +45,8 @@ struct tn_settings {
     int64_t device_memory;       /* bytes a rank may use; -1: what the device says */
     /* [comm] */
     const char *backend;         /* plugin id or path */
+    const char *const *layers;   /* plugin ids or paths over the backend, the outermost first */
+    uint32_t n_layers;
     int64_t comm_timeout_ns;
     /* [strategies] */
     const char *const *chain;    /* plugin ids or paths, in order */

@@ -33,9 +33,9 @@ static int64_t get_fact(const struct tn_facts *facts, const char *name, int64_t 
     return fact == INT64_MIN ? job_fact(job, name, missing) : fact;
 }
 
-/* Opens the plugin that [section] key names, reads its options and creates it. */
+/* Opens the plugin that [section] key names, reads its options and creates it, over `next` if it is a layer. */
 static void load(struct tn_job *job, struct tn_instance *instance, const char *name, uint32_t kind, const char *section,
-                 const char *key)
+                 const char *key, struct tn_instance *next)
 {
     struct tn_search search = { .manifest_folder = job->manifest.folder,
                                 .beside_manifest = job->settings.plugins_beside_manifest };
@@ -49,23 +49,39 @@ static void load(struct tn_job *job, struct tn_instance *instance, const char *n
     tn_instance_init(instance, &library, &job->manifest, &job->diag);
     instance->facts = &job->facts;
     size_t before = job->diag.count;
-    if (instance->options.sound && tn_instance_create(instance, NULL, &error) != TN_LOAD_OK && job->diag.count == before)
+    if (instance->options.sound && tn_instance_create(instance, next, &error) != TN_LOAD_OK && job->diag.count == before)
         tn_diag_add(&job->diag, where, NULL, "plugin %s: %s", name, error.text);
+}
+
+/* From the inside out. One over a backend that was not made has nothing to stand on. */
+static void load_layers(struct tn_job *job)
+{
+    const struct tn_settings *s = &job->settings;
+    struct tn_instance *next = &job->backend;
+    if (s->n_layers > TN_MOST_LAYERS) {
+        tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "comm", "layers"), NULL,
+                    "%u layers; at most %d are possible", s->n_layers, TN_MOST_LAYERS);
+        return;
+    }
+    job->n_layers = s->n_layers;
+    for (uint32_t i = s->n_layers; i-- > 0 && next->self; next = &job->layer[i])
+        load(job, &job->layer[i], s->layers[i], TN_PLUGIN_COLLECTIVE, "comm", "layers", next);
 }
 
 static void load_all(struct tn_job *job)
 {
     const struct tn_settings *s = &job->settings;
-    load(job, &job->model, s->model, TN_PLUGIN_MODEL, "model", "plugin");
-    load(job, &job->device, s->device, TN_PLUGIN_DEVICE, "device", "plugin");
-    load(job, &job->backend, s->backend, TN_PLUGIN_COLLECTIVE, "comm", "backend");
+    load(job, &job->model, s->model, TN_PLUGIN_MODEL, "model", "plugin", NULL);
+    load(job, &job->device, s->device, TN_PLUGIN_DEVICE, "device", "plugin", NULL);
+    load(job, &job->backend, s->backend, TN_PLUGIN_COLLECTIVE, "comm", "backend", NULL);
+    load_layers(job);
     for (uint32_t i = 0; i < s->n_chain; i++) {
         if (i == TN_MOST_CHAIN) {
             tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "strategies", "chain"), NULL,
                         "%u strategies; at most %d are possible", s->n_chain, TN_MOST_CHAIN);
             break;
         }
-        load(job, &job->chain[job->n_chain++], s->chain[i], TN_PLUGIN_STRATEGY, "strategies", "chain");
+        load(job, &job->chain[job->n_chain++], s->chain[i], TN_PLUGIN_STRATEGY, "strategies", "chain", NULL);
     }
 }
 
@@ -166,16 +182,33 @@ static void check_plugins(struct tn_job *job)
     tn_chain_check(chain, n, &job->diag);
 }
 
+struct tn_instance *tn_job_collective(struct tn_job *job)
+{
+    return job->n_layers ? &job->layer[0] : &job->backend;
+}
+
+uint32_t tn_job_plugins(struct tn_job *job, struct tn_instance *all[TN_MOST_PLUGINS])
+{
+    uint32_t n = 0;
+    all[n++] = &job->model;
+    all[n++] = &job->device;
+    all[n++] = &job->backend;
+    for (uint32_t i = 0; i < job->n_layers; i++)
+        all[n++] = &job->layer[i];
+    for (uint32_t i = 0; i < job->n_chain; i++)
+        all[n++] = &job->chain[i];
+    return n;
+}
+
 static void check_sections(struct tn_job *job)
 {
-    const char *known[TN_MOST_CHAIN + 3];
-    size_t n = 0;
-    struct tn_instance *fixed[] = { &job->model, &job->device, &job->backend };
-    for (size_t i = 0; i < 3 + (size_t)job->n_chain; i++) {
-        const struct tn_plugin *plugin = (i < 3 ? fixed[i] : &job->chain[i - 3])->library.plugin;
-        if (!plugin)
+    struct tn_instance *all[TN_MOST_PLUGINS];
+    const char *known[TN_MOST_PLUGINS];
+    uint32_t n = tn_job_plugins(job, all);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!all[i]->library.plugin)
             return; /* one that did not load may read any section */
-        known[n++] = plugin->id;
+        known[i] = all[i]->library.plugin->id;
     }
     tn_settings_unused(&job->manifest, known, n, &job->diag);
 }
@@ -220,6 +253,8 @@ void tn_job_close(struct tn_job *job)
 {
     for (uint32_t i = 0; i < job->n_chain; i++)
         tn_instance_destroy(&job->chain[i]);
+    for (uint32_t i = 0; i < job->n_layers; i++)
+        tn_instance_destroy(&job->layer[i]);
     tn_instance_destroy(&job->backend);
     tn_instance_destroy(&job->device);
     tn_instance_destroy(&job->model);

@@ -136,7 +136,7 @@ static tn_status create_vote(struct run *run, char *error, size_t error_bytes)
     if (status == TN_OK)
         status = run->machine.backend->comm_create(run->machine.backend_self, "world", ranks, world, run->machine.timeout_ns, &run->all);
     if (status != TN_OK)
-        snprintf(error, error_bytes, "the group of all ranks could not be made: %s", tn_instance_message(&run->job->backend));
+        snprintf(error, error_bytes, "the group of all ranks could not be made: %s", tn_instance_message(tn_job_collective(run->job)));
     free(ranks);
     return status;
 }

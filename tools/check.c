@@ -130,6 +130,8 @@ static void print_plugins(const struct tn_job *job)
     print_plugin("model", &job->model);
     print_plugin("device", &job->device);
     print_plugin("backend", &job->backend);
+    for (uint32_t i = 0; i < job->n_layers; i++)
+        print_plugin("layer", &job->layer[i]);
     for (uint32_t i = 0; i < job->n_chain; i++)
         print_plugin("strategy", &job->chain[i]);
 }
@@ -215,6 +217,8 @@ static void print_json(const struct report *report)
         json_array_append_new(plugins, plugin_json("model", &job->model));
         json_array_append_new(plugins, plugin_json("device", &job->device));
         json_array_append_new(plugins, plugin_json("backend", &job->backend));
+        for (uint32_t i = 0; i < job->n_layers; i++)
+            json_array_append_new(plugins, plugin_json("layer", &job->layer[i]));
         for (uint32_t i = 0; i < job->n_chain; i++)
             json_array_append_new(plugins, plugin_json("strategy", &job->chain[i]));
     }

@@ -19,7 +19,7 @@ static const char *const op_names[OPS] = { "all_reduce", "all_gather", "reduce_s
                                            "broadcast",  "barrier",    "send",           "recv" };
 
 struct total {
-    uint64_t calls, bytes, took_ns, wait_ns;
+    uint64_t calls, bytes, wait_ns;
 };
 
 /* Outlives the groups of its name, for the summary. */
@@ -34,6 +34,7 @@ struct trace {
     const struct tn_host *host;
     const struct tn_collective *next; /* the backend, or layer, below */
     void *next_self;
+    int32_t rank;
     FILE *file;
     uint64_t began_ns;
     struct group *groups;
@@ -98,10 +99,9 @@ static void summarize(const struct trace *t)
         for (int op = 0; op < OPS; op++) {
             const struct total *total = &g->totals[op];
             if (total->calls)
-                t->host->log(t->host, TN_LOG_INFO,
-                             "%-8s %4d ranks  %-14s %8" PRIu64 " calls %12.3f MB %10.3f ms under way %10.3f ms waited",
-                             g->name, (int)g->n, op_names[op], total->calls, (double)total->bytes / 1e6,
-                             (double)total->took_ns / 1e6, (double)total->wait_ns / 1e6);
+                fprintf(stderr, "trace: rank %d, group %s of %d, %s: %" PRIu64 " calls, %.3f MB, %.3f ms waited\n",
+                        (int)t->rank, g->name, (int)g->n, op_names[op], total->calls, (double)total->bytes / 1e6,
+                        (double)total->wait_ns / 1e6);
         }
 }
 
@@ -110,10 +110,10 @@ static void destroy(void *self)
     struct trace *t = self;
     if (!t)
         return;
-    if (t->file && fclose(t->file) != 0)
-        t->host->log(t->host, TN_LOG_WARN, "the trace is not whole: %s", strerror(errno));
     if (!t->file)
         summarize(t);
+    else if (fclose(t->file) != 0)
+        t->host->log(t->host, TN_LOG_WARN, "the trace is not whole: %s", strerror(errno));
     while (t->groups) {
         struct group *next = t->groups->next;
         t->host->release(t->host, t->groups);
@@ -131,6 +131,7 @@ static tn_status caps(void *self, struct tn_collective_caps *caps)
 static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t timeout_ns)
 {
     struct trace *t = self;
+    t->rank = bootstrap->rank;
     const char *file = t->host->get_string(t->host, "file");
     char path[PATH_BYTES];
     if (file && *file) {
@@ -256,7 +257,6 @@ static void record(const struct tn_request *r, tn_status status, uint64_t took_n
     struct total *total = &g->totals[r->op];
     total->calls++;
     total->bytes += bytes;
-    total->took_ns += took_ns;
     total->wait_ns += r->wait_ns;
     if (!t->file)
         return;

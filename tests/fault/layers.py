@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Layers over the backend in whole jobs: the same losses, a record of what was called, mistakes in the manifest.
+
+usage: layers.py TENON [unittest options]"""
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from tenon_job import JobTest, layout, settings  # noqa: E402
+
+TENON = os.path.abspath(sys.argv[1])
+del sys.argv[1]
+
+
+class Layers(JobTest):
+    TENON = TENON
+
+    def losses(self, *arguments):
+        run = self.run_tenon("run", "job.ini", *layout(tp=2), *arguments)
+        return [line for line in run.stdout.splitlines() if line.startswith(("training loss", "validation loss"))], run
+
+    def test_same_losses(self):
+        alone, _ = self.losses()
+        layered, run = self.losses(*settings(comm={"layers": "verify, trace"}))
+        self.assertEqual(len(alone), 2)
+        self.assertEqual(alone, layered)
+        self.matches(r"trace: rank 1, group tp of 2, all_reduce: \d+ calls", run.stderr)
+
+    def test_file(self):
+        self.losses(*settings(comm={"layers": "trace, verify"}, trace={"file": self.path("calls")}))
+        calls = [self.metrics("calls.%d.jsonl" % rank) for rank in range(2)]
+        self.assertTrue(all(call["status"] == 0 and call["took_ns"] >= call["wait_ns"] for call in calls[0] + calls[1]))
+        of_tp = [sorted((call["number"], call["op"], call["dtype"], call["bytes"]) for call in calls[rank]
+                        if call["group"] == "tp") for rank in range(2)]
+        self.assertGreater(len(of_tp[0]), 10)
+        self.assertEqual(of_tp[0], of_tp[1])
+
+    def test_mistakes(self):
+        for keys, message in (
+                ({"backend": "trace"}, "trace is a layer over a backend; use [comm] layers = trace"),
+                ({"layers": "shm"}, "shm is a backend and takes no backend below it"),
+                ({"layers": "tp"}, "is a plugin of kind strategy, where a collective is wanted"),
+                ({"layers": "trase"}, "[comm] layers: plugin trase: not-found")):
+            with self.subTest(keys):
+                run = self.run_tenon("check", "job.ini", *settings(comm=keys), code=2)
+                self.assertIn(message, run.stdout + run.stderr)
+
+    def test_cannot_write(self):
+        run = self.run_tenon("run", "job.ini", *layout(tp=2),
+                             *settings(comm={"layers": "verify, trace"}, trace={"file": "/nowhere/calls"}), code=1)
+        self.matches(r"\[trace\] file: /nowhere/calls\.\d\.jsonl cannot be written", run.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
