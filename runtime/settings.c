@@ -28,6 +28,7 @@
 static const char *const sources[] = { "text", "tokens", NULL };
 static const char *const optimizers[] = { "adamw", "sgd", NULL };
 static const char *const lr_schedules[] = { "constant", "linear", "cosine", "wsd", NULL };
+static const char *const resumes[] = { "no", "auto", NULL };
 static const char *const computes[] = { "fp32", "bf16", NULL };
 
 static const struct tn_option job_table[] = {
@@ -46,6 +47,8 @@ static const struct tn_option job_table[] = {
 
 static const struct tn_option model_table[] = {
     STRING("plugin", "gpt", 0, "Model plugin: an id, or a path with a '/'."),
+    STRING("load", NULL, 0,
+           "Weights to start from: a checkpoint, or a file or folder of Hugging Face safetensors; empty: drawn from seed."),
 };
 
 static const struct tn_option data_table[] = {
@@ -92,6 +95,14 @@ static const struct tn_option comm_table[] = {
         "How long a rank waits for the others before the job ends with a report."),
 };
 
+static const struct tn_option checkpoint_table[] = {
+    STRING("folder", NULL, 0, "Where checkpoints are written, relative to the manifest's folder; empty: none are."),
+    INT("every", "0", 0, MANY, "Steps between two checkpoints; 0: only after the last step."),
+    FLOAT("minutes", "0", 0, 1e6, "Minutes after which a checkpoint is due whatever the step; 0: only steps count."),
+    INT("keep", "3", 0, 1e6, "Checkpoints that are kept, the latest ones; 0: all."),
+    ENUM("resume", "auto", resumes, "auto: go on from the latest checkpoint in folder if there is one; no: start anew."),
+};
+
 static const struct tn_option strategies_table[] = {
     LIST("chain", NULL, "Strategy plugins (ids, or paths with a '/') in the order in which they are applied."),
 };
@@ -105,6 +116,7 @@ static const struct tn_settings_section sections[] = {
     { "precision", "Types of numbers.", precision_table, COUNT(precision_table) },
     { "device", "Which processor computes.", device_table, COUNT(device_table) },
     { "comm", "How ranks communicate.", comm_table, COUNT(comm_table) },
+    { "checkpoint", "What is kept of a run on disk.", checkpoint_table, COUNT(checkpoint_table) },
     { "strategies", "How the work is cut over the ranks; each strategy has a section of its own.", strategies_table,
       COUNT(strategies_table) },
     { NULL, NULL, NULL, 0 },
@@ -181,6 +193,7 @@ static void take_optimizer(struct tn_settings *s)
 static void take_plugins(struct tn_settings *s)
 {
     s->model = text(&s->model_options, "plugin");
+    s->load = text(&s->model_options, "load");
     s->compute = whole(&s->precision, "compute");
     s->device = text(&s->device_options, "plugin");
     s->device_memory = whole(&s->device_options, "memory");
@@ -188,6 +201,11 @@ static void take_plugins(struct tn_settings *s)
     s->layers = tn_options_get(&s->comm, "layers")->list;
     s->n_layers = tn_options_get(&s->comm, "layers")->list_count;
     s->comm_timeout_ns = whole(&s->comm, "timeout");
+    s->checkpoint_folder = text(&s->checkpoint, "folder");
+    s->checkpoint_every = whole(&s->checkpoint, "every");
+    s->checkpoint_minutes = number(&s->checkpoint, "minutes");
+    s->keep = whole(&s->checkpoint, "keep");
+    s->resume = (int)whole(&s->checkpoint, "resume");
     s->chain = tn_options_get(&s->strategies, "chain")->list;
     s->n_chain = tn_options_get(&s->strategies, "chain")->list_count;
 }
@@ -262,7 +280,7 @@ void tn_settings_read(struct tn_settings *settings, struct tn_manifest *m, struc
     *settings = (struct tn_settings){ 0 };
     struct tn_options *const into[] = {
         &settings->job,       &settings->model_options,  &settings->data, &settings->optimizer_options,
-        &settings->precision, &settings->device_options, &settings->comm, &settings->strategies,
+        &settings->precision, &settings->device_options, &settings->comm, &settings->checkpoint, &settings->strategies,
     };
     for (size_t i = 0; sections[i].name; i++)
         tn_options_read(into[i], m, sections[i].name, sections[i].table, sections[i].count, sizeof(struct tn_option),

@@ -24,6 +24,7 @@ struct tn_settings {
     int plugins_beside_manifest; /* search the manifest's folder for plugins */
     /* [model] */
     const char *model;           /* plugin id or path */
+    const char *load;            /* safetensors to start from: a file or folder; "" none */
     /* [data] */
     int64_t source;              /* TN_DATA_* */
     const char *path;            /* text: a glob; tokens: prefix of .bin and .idx. Relative: to the manifest */
@@ -48,11 +49,17 @@ struct tn_settings {
     const char *const *layers;   /* plugin ids or paths over the backend, the outermost first */
     uint32_t n_layers;
     int64_t comm_timeout_ns;
+    /* [checkpoint] */
+    const char *checkpoint_folder; /* "": none is written */
+    int64_t checkpoint_every;    /* steps; 0: only after the last one */
+    double checkpoint_minutes;   /* 0: steps alone decide */
+    int64_t keep;                /* 0: all */
+    int resume;
     /* [strategies] */
     const char *const *chain;    /* plugin ids or paths, in order */
     uint32_t n_chain;
 
-    struct tn_options job, model_options, data, optimizer_options, precision, device_options, comm, strategies;
+    struct tn_options job, model_options, data, optimizer_options, precision, device_options, comm, checkpoint, strategies;
 };
 
 /* Reads all core sections; strings are the manifest's. */

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "base/log.h"
+#include "checkpoint.h"
 
 /* A compiled program, bound. */
 struct bound {
@@ -30,7 +31,8 @@ struct run {
     struct tn_report *report; /* of rank 0 */
     const struct tn_observer *observer;
     uint64_t peak_bytes;
-    int64_t skipped, skipped_in_row, applied;
+    struct tn_progress done;
+    struct tn_checkpoint *checkpoint;
     int32_t *tokens, *labels; /* of one validation batch */
     struct tn_comm *all;      /* every rank of the world */
     float *vote;              /* one element that all can reduce */
@@ -179,22 +181,23 @@ static void explain_vote(struct run *run, tn_status status)
         tn_log(TN_LOG_ERROR, "%s failed: %s", what, error.message && *error.message ? error.message : "a rank is missing");
 }
 
-/* 1 if any rank says so. */
-static int any(struct run *run, int mine, tn_status *status)
+/* The largest of what all ranks say. */
+static float most(void *ctx, float mine, tn_status *status)
 {
+    struct run *run = ctx;
     if (!run->rank || *status != TN_OK)
         return mine;
     const struct tn_collective *b = run->machine.backend;
     struct tn_request *request = NULL;
     double began = seconds();
-    *run->vote = (float)mine;
+    *run->vote = mine;
     *status = b->all_reduce(run->all, run->vote, run->vote, 1, TN_F32, TN_RED_MAX, run->machine.queue, &request);
     while (request && *status == TN_OK && (*status = b->wait(request, 100000000)) == TN_TIMEOUT)
         if (!tn_store_death(run->rank->store, NULL) && (seconds() - began) * 1e9 < (double)run->machine.timeout_ns)
             *status = TN_OK;
     if (*status < 0)
         explain_vote(run, *status);
-    return *run->vote > 0;
+    return *run->vote;
 }
 
 /* validation and sample */
@@ -270,7 +273,7 @@ static void report_step(struct run *run, int64_t step, float loss, const float c
         .step = step + 1, .steps = s->steps, .loss = loss, .grad_norm = clip[1], .lr = lr, .tokens = s->batch * s->sequence,
         .step_ms = took * 1e3, .tokens_per_s = (double)(s->batch * s->sequence) / took,
         .mfu = peak > 0 ? run->train.compiled.flops / took / peak : -1, .mem_peak_bytes = run->peak_bytes,
-        .skipped = run->skipped,
+        .skipped = run->done.skipped,
     };
     if (run->report)
         tn_report_step(run->report, &report);
@@ -291,7 +294,7 @@ static tn_status train_step(struct run *run, int64_t step)
     if (status == TN_OK)
         status = tn_feed_scalar(b->feed, "lr", (float)lr);
     if (status == TN_OK)
-        status = tn_feed_scalar(b->feed, "t", (float)(run->applied + 1));
+        status = tn_feed_scalar(b->feed, "t", (float)(run->done.applied + 1));
     if (status == TN_OK)
         status = tn_feed_scalar(b->feed, "step", (float)step);
     if (status == TN_OK)
@@ -303,14 +306,15 @@ static tn_status train_step(struct run *run, int64_t step)
     if (status != TN_OK)
         return status;
     int skip = clip[2] != 0;
-    run->skipped += skip;
-    run->applied += !skip;
-    run->skipped_in_row = skip ? run->skipped_in_row + 1 : 0;
+    run->done.step = step + 1;
+    run->done.skipped += skip;
+    run->done.applied += !skip;
+    run->done.skipped_in_row = skip ? run->done.skipped_in_row + 1 : 0;
     report_step(run, step, loss, clip, lr, seconds() - began);
-    if (run->skipped_in_row >= s->max_skipped) {
+    if (run->done.skipped_in_row >= s->max_skipped) {
         if (is_first(run))
             tn_log(TN_LOG_ERROR, "%lld steps in a row had a gradient that is not finite; lower [optimizer] lr, or raise [job] max_skipped",
-                   (long long)run->skipped_in_row);
+                   (long long)run->done.skipped_in_row);
         return TN_ERROR;
     }
     return TN_OK;
@@ -325,21 +329,27 @@ static void show_params(struct run *run, int64_t step)
 static tn_status run_steps(struct run *run)
 {
     const struct tn_settings *s = &run->job->settings;
-    show_params(run, 0);
-    tn_status status = validate(run, 0);
-    int64_t step = 0;
+    int64_t step = run->done.step;
+    show_params(run, step);
+    tn_status status = validate(run, step);
     while (step < s->steps && status == TN_OK) {
-        if (any(run, tn_rank_interrupted(), &status)) {
+        if (most(run, (float)tn_rank_interrupted(), &status) > 0) {
             if (is_first(run))
                 tn_log(TN_LOG_WARN, "interrupted after step %lld", (long long)step);
+            if (status == TN_OK)
+                status = tn_checkpoint_end(run->checkpoint, &run->done);
             return status == TN_OK ? TN_ABORTED : status;
         }
         if (status == TN_OK)
             status = train_step(run, step++);
+        if (status == TN_OK)
+            status = tn_checkpoint_step(run->checkpoint, &run->done);
         if (status == TN_OK && s->eval_every > 0 && step % s->eval_every == 0 && step < s->steps)
             status = validate(run, step);
     }
     show_params(run, step);
+    if (status == TN_OK)
+        status = tn_checkpoint_end(run->checkpoint, &run->done);
     if (status == TN_OK)
         status = validate(run, step);
     return status == TN_OK ? print_sample(run) : status;
@@ -355,8 +365,16 @@ static int open_data(struct run *run)
     return run->data && run->tokens && run->labels ? 0 : -1;
 }
 
+static tn_status open_checkpoint(struct run *run)
+{
+    const struct tn_checkpoint_of of = { .job = run->job, .rank = run->rank, .exec = run->train.exec,
+                                         .compiled = &run->train.compiled, .most = most, .ctx = run };
+    return tn_checkpoint_open(&run->checkpoint, &of, &run->done);
+}
+
 static void finish(struct run *run)
 {
+    tn_checkpoint_close(run->checkpoint);
     if (run->all)
         run->machine.backend->comm_destroy(run->all);
     if (run->vote)
@@ -381,8 +399,13 @@ int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, 
         code = refuse(&run);
         goto done;
     }
-    if (prepare(&run, error, sizeof error) != TN_OK ||
-        tn_prefetch_start(&run.prefetch, run.data, 0) ||
+    if (prepare(&run, error, sizeof error) != TN_OK) {
+        tn_log(TN_LOG_ERROR, "%s", *error ? error : "the parameters could not be set up");
+        goto done;
+    }
+    if (open_checkpoint(&run) != TN_OK)
+        goto done; /* it has said why */
+    if (tn_prefetch_start(&run.prefetch, run.data, run.done.step) ||
         (is_first(&run) && tn_report_open(&run.report, metrics, error))) {
         tn_log(TN_LOG_ERROR, "%s", *error ? error : "the data could not be read");
         goto done;

@@ -1,0 +1,43 @@
+/* Checkpoint: the model and the optimizer on disk, so that any layout and any other tool can read them.
+ *
+ *     checkpoint_parts.c   which element of which tensor of a file this rank holds
+ *     checkpoint_state.c   state.json and config.json
+ *     checkpoint_folder.c  temporary folder, publishing by rename, `latest`, removal of old ones
+ *     checkpoint_save.c    every rank writes its elements at their places, behind the steps
+ *     checkpoint_load.c    reads a checkpoint, or the files of Hugging Face, into any layout
+ *
+ * train.c calls open before the first step, step after each, end after the last (docs/checkpoints.md). */
+#ifndef TENON_CHECKPOINT_H
+#define TENON_CHECKPOINT_H
+
+#include "job.h"
+
+struct tn_checkpoint;
+
+/* How far a run is; what a resumed one goes on from. */
+struct tn_progress {
+    int64_t step;           /* steps done */
+    int64_t applied, skipped, skipped_in_row;
+};
+
+struct tn_checkpoint_of {
+    struct tn_job *job;
+    struct tn_rank *rank;   /* NULL: a world of one */
+    const struct tn_exec *exec;
+    const struct tn_compiled *compiled;
+    /* The largest of what all ranks say; all must call it alike. */
+    float (*most)(void *ctx, float mine, tn_status *status);
+    void *ctx;
+};
+
+/* Gives params and states their values from [checkpoint] folder if it resumes, or else from [model] load, and sets
+ * *progress. *checkpoint is NULL if neither is asked for; all below accept that. On failure a message was logged. */
+tn_status tn_checkpoint_open(struct tn_checkpoint **checkpoint, const struct tn_checkpoint_of *of,
+                             struct tn_progress *progress);
+/* After a step: copies this rank's part if a checkpoint is due, and fails if an earlier one could not be written. */
+tn_status tn_checkpoint_step(struct tn_checkpoint *checkpoint, const struct tn_progress *progress);
+/* After the last step: saves it unless that was done, and waits until all is on the disk. */
+tn_status tn_checkpoint_end(struct tn_checkpoint *checkpoint, const struct tn_progress *progress);
+void tn_checkpoint_close(struct tn_checkpoint *checkpoint);
+
+#endif

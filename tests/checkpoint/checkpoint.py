@@ -1,0 +1,350 @@
+#!/usr/bin/env python3
+"""Checkpoints of whole jobs: resumed in the same and in other layouts, killed, on a full disk, and what must be refused."""
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import tenon_job  # noqa: E402
+from reader import convert, floats, read_tensors, write_tensors  # noqa: E402
+from tenon_job import settings  # noqa: E402
+
+GPT2 = settings(gpt={"family": "gpt2", "kv_heads": 4, "mlp": 96})
+
+
+def chain(**sizes):
+    """chain(tp=2, fsdp=2): strategies in this order, first axis fastest."""
+    return settings(strategies={"chain": ", ".join(sizes)}, **{name: {"size": size} for name, size in sizes.items()})
+
+
+class CheckpointTest(tenon_job.JobTest):
+    def train(self, folder, steps, *arguments, metrics="metrics", **options):
+        """Trains to `steps` of a schedule that does not depend on them; batch 12 divides by 2 and 3 ranks."""
+        words = settings(job={"steps": steps}, checkpoint={"folder": folder}, data={"batch": 12})
+        return self.run_tenon("run", "job.ini", "--metrics", metrics, *words, *arguments, **options)
+
+    def losses(self, metrics="metrics"):
+        return {line["step"]: (line["loss"], line["grad_norm"], line["lr"]) for line in self.metrics(metrics)
+                if "grad_norm" in line}
+
+    def tensors(self, folder, name="model.safetensors"):
+        return read_tensors(self.path(folder + "/latest/" + name))
+
+    def same_files(self, one, other):
+        for name in ("model.safetensors", "optimizer.safetensors", "state.json", "config.json"):
+            self.assertEqual(tenon_job.read(self.path(one + "/latest/" + name)),
+                             tenon_job.read(self.path(other + "/latest/" + name)), name)
+
+    def near_files(self, one, other, bound):
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            left, right = self.tensors(one, name), self.tensors(other, name)
+            self.assertEqual(list(left), list(right))
+            for tensor, value in left.items():
+                a, b = floats(value), floats(right[tensor])
+                largest = max(max(map(abs, a)), 1e-6)
+                worst = max(abs(x - y) for x, y in zip(a, b)) / largest
+                self.assertLessEqual(worst, bound, "%s of %s" % (tensor, name))
+
+
+class Resume(CheckpointTest):
+    def check_same_layout(self, *layout):
+        self.train("whole", 6, *layout, metrics="whole.jsonl")
+        self.train("parts", 3, *layout, metrics="first.jsonl")
+        self.train("parts", 6, *layout, metrics="second.jsonl")
+        whole, second = self.losses("whole.jsonl"), self.losses("second.jsonl")
+        self.assertEqual(sorted(second), [4, 5, 6])
+        self.assertEqual(second, {step: whole[step] for step in (4, 5, 6)})
+        self.same_files("whole", "parts")
+
+    def test_one_rank_to_the_bit(self):
+        self.check_same_layout()
+
+    def test_tp_and_fsdp_to_the_bit(self):
+        self.check_same_layout(*chain(tp=2, fsdp=2))
+
+    def test_dp_with_dropout_and_gpt2_to_the_bit(self):
+        self.check_same_layout(*chain(dp=2), *GPT2, *settings(gpt={"dropout": 0.1}))
+
+    def check_other_layouts(self, *model):
+        """tp 2 -> dp 2 -> fsdp 3 -> one rank, two steps each, beside one rank throughout."""
+        self.train("whole", 8, *model, metrics="whole.jsonl")
+        whole = self.losses("whole.jsonl")
+        for steps, layout in ((2, chain(tp=2)), (4, chain(dp=2)), (6, chain(fsdp=3)), (8, [])):
+            self.train("parts", steps, *model, *layout)
+            for step, (loss, norm, rate) in self.losses().items():
+                self.assertAlmostEqual(loss / whole[step][0], 1, delta=2e-5, msg="loss of step %d" % step)
+                self.assertAlmostEqual(norm / whole[step][1], 1, delta=2e-5, msg="norm of step %d" % step)
+                self.assertEqual(rate, whole[step][2])
+        self.near_files("whole", "parts", 1e-3)
+
+    def test_llama_in_other_layouts(self):
+        self.check_other_layouts()
+
+    def test_gpt2_in_other_layouts(self):
+        self.check_other_layouts(*GPT2)
+
+    def test_every_layout_writes_the_same_start(self):
+        """Parameters that no step has changed are the same files from every layout."""
+        still = settings(optimizer={"lr": 0})
+        self.train("one", 1, *still, *GPT2)
+        for name, layout in (("tp", chain(tp=2)), ("fsdp", chain(fsdp=3)), ("both", chain(tp=2, dp=2))):
+            self.train(name, 1, *still, *GPT2, *layout)
+            self.assertEqual(self.tensors("one"), self.tensors(name), name)
+
+    def test_a_finished_run_is_not_run_again(self):
+        self.train("done", 2)
+        before = os.stat(self.path("done/latest/model.safetensors")).st_mtime_ns
+        self.train("done", 2)
+        self.assertEqual(self.losses(), {})
+        self.assertEqual(os.stat(self.path("done/latest/model.safetensors")).st_mtime_ns, before)
+
+    def test_resume_no_starts_anew_and_replaces(self):
+        self.train("again", 2)
+        first = self.tensors("again")
+        self.train("again", 2, *settings(job={"seed": 8}, checkpoint={"resume": "no"}))
+        self.assertEqual(sorted(self.losses()), [1, 2])
+        self.assertNotEqual(first, self.tensors("again"))
+        self.assertEqual(sorted(os.listdir(self.path("again"))), ["latest", "step-00000002"])
+
+
+class Files(CheckpointTest):
+    def test_names_shapes_and_state(self):
+        self.train("out", 2, *GPT2, *chain(tp=2))
+        model, optimizer = self.tensors("out"), self.tensors("out", "optimizer.safetensors")
+        self.assertEqual(model["transformer.h.1.attn.c_attn.weight"][:2], ("F32", [64, 192]))
+        self.assertEqual(model["transformer.h.0.attn.c_attn.bias"][1], [192])
+        self.assertEqual(set(optimizer), {name + ".adamw." + which for name in model for which in "mv"})
+        for name in optimizer:
+            self.assertEqual(optimizer[name][1], model[name[:-len(".adamw.m")]][1])
+        with open(self.path("out/latest/state.json"), encoding="utf-8") as file:
+            state = json.load(file)
+        self.assertEqual((state["step"], state["applied"], state["skipped"], state["seed"]), (2, 2, 0, 7))
+        with open(self.path("out/latest/config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        self.assertEqual((config["model_type"], config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]),
+                         ("gpt2", 2, 64, 256))
+
+    def test_every_and_keep(self):
+        self.train("kept", 7, *settings(checkpoint={"every": 2, "keep": 2}))
+        self.assertEqual(sorted(os.listdir(self.path("kept"))), ["latest", "step-00000006", "step-00000007"])
+        self.assertEqual(os.readlink(self.path("kept/latest")), "step-00000007")
+
+    def test_minutes(self):
+        self.train("timed", 3, *settings(checkpoint={"minutes": 1e-9, "keep": 0}), *chain(dp=2))
+        self.assertEqual(sorted(os.listdir(self.path("timed"))),
+                         ["latest", "step-00000001", "step-00000002", "step-00000003"])
+
+    def test_a_full_disk_ends_the_run_and_spares_the_last_checkpoint(self):
+        self.train("full", 2)
+        before = self.tensors("full")
+
+        def little():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+        run = self.train("full", 50, *settings(checkpoint={"every": 1}), code=1, preexec_fn=little, restore_signals=False)
+        self.matches(r"checkpoint of step 3: .*model\.safetensors: File too large; no checkpoint of step 3 was made", run.stderr)
+        self.assertLess(len(self.losses()), 40)
+        self.assertEqual(sorted(os.listdir(self.path("full"))), ["latest", "step-00000002"])
+        self.assertEqual(before, self.tensors("full"))
+        self.train("full", 3)
+        self.assertEqual(sorted(self.losses()), [3])
+
+    def test_a_folder_that_cannot_be_made(self):
+        self.write("taken", "a file")
+        run = self.train("taken/inside", 1, code=1)
+        self.matches("checkpoint: .*taken.*: Not a directory", run.stderr)
+
+
+class Killed(CheckpointTest):
+    def test_killed_at_any_moment(self):
+        """Whatever the moment, `latest` is a complete checkpoint, and the run goes on from it."""
+        draw, layout = random.Random(11), chain(dp=2)
+        every = settings(checkpoint={"every": 1, "keep": 2})
+        self.train("killed", 1, *every, *layout)
+        seen = 1
+        for _ in range(10):
+            words = settings(job={"steps": 100000}, checkpoint={"folder": "killed"}, data={"batch": 12})
+            run = self.start("run", "job.ini", *words, *every, *layout)
+            begun = tenon_job.until(lambda: any(name.endswith(".tmp") for name in os.listdir(self.path("killed"))))
+            self.assertTrue(begun, run.stderr)
+            time.sleep(draw.uniform(0, 0.3))
+            for pid in run.processes():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            run.close()
+            self.tensors("killed")
+            self.tensors("killed", "optimizer.safetensors")
+            with open(self.path("killed/latest/state.json"), encoding="utf-8") as file:
+                step = json.load(file)["step"]
+            self.assertGreaterEqual(step, seen)
+            seen = step
+        self.train("killed", seen + 1, *every, *layout)
+        self.assertEqual(sorted(self.losses()), [seen + 1])
+        self.assertFalse([name for name in os.listdir(self.path("killed")) if name.startswith(".")])
+
+    def test_an_interrupt_saves(self):
+        words = settings(job={"steps": 100000}, checkpoint={"folder": "stopped"}, data={"batch": 12})
+        run = self.start("run", "job.ini", "--metrics", "metrics", *words, *chain(tp=2))
+        self.assertTrue(tenon_job.until(lambda: len(self.losses()) >= 2 if os.path.exists(self.path("metrics")) else 0))
+        run.process.send_signal(signal.SIGINT)
+        run.wait()
+        last = max(self.losses())
+        with open(self.path("stopped/latest/state.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["step"], last)
+
+
+class Refused(CheckpointTest):
+    def setUp(self):
+        super().setUp()
+        self.train("good", 1)
+
+    def refuse(self, pattern, *arguments, folder="good"):
+        run = self.train(folder, 2, *arguments, code=1)
+        self.matches(pattern, run.stderr)
+
+    def damage(self, change, name="model.safetensors"):
+        path = self.path("good/latest/" + name)
+        data = bytearray(tenon_job.read(path))
+        with open(path, "wb") as file:
+            file.write(change(data))
+
+    def test_truncated(self):
+        self.damage(lambda data: data[:-4])
+        self.refuse("bytes of data follow the header, but the tensors have")
+
+    def test_truncated_header(self):
+        self.damage(lambda data: data[:100])
+        self.refuse("a header of .* bytes cannot be in a file of 100")
+
+    def test_header_length_too_large(self):
+        self.damage(lambda data: b"\xff" * 8 + data[8:])
+        self.refuse("a header of")
+
+    def test_optimizer_file_damaged(self):
+        self.damage(lambda data: data + b"0", "optimizer.safetensors")
+        self.refuse("optimizer.safetensors")
+
+    def test_state_damaged(self):
+        self.damage(lambda data: data[:20], "state.json")
+        self.refuse("state.json")
+
+    def test_state_that_does_not_add_up(self):
+        self.damage(lambda data: data.replace(b'"applied": 1', b'"applied": 9'), "state.json")
+        self.refuse("do not add up")
+
+    def test_optimizer_file_missing(self):
+        os.remove(self.path("good/latest/optimizer.safetensors"))
+        self.refuse("optimizer.safetensors: No such file")
+
+    def test_other_data(self):
+        self.refuse("seed 7, batch 12 and sequence 32 there are not 8,", *settings(job={"seed": 8}))
+
+    def test_other_optimizer(self):
+        self.refuse("its optimizer is adamw, not sgd", *settings(optimizer={"kind": "sgd"}))
+
+    def test_another_model(self):
+        self.refuse(r"tensor model\.embed_tokens\.weight has shape \[256, 64\]; this model has \[300, 64\]",
+                    *settings(gpt={"vocab": 300}))
+        self.refuse(r"tensor model\.layers\.2\.[a-z_.]*weight is missing", *settings(gpt={"layers": 3}))
+        self.refuse(r"this model has no tensor model\.layers\.1\.", *settings(gpt={"layers": 1}))
+
+    def test_beyond_the_last_step(self):
+        self.train("good", 2)
+        run = self.train("good", 1, code=1)
+        self.matches(r"of step 2, but \[job\] steps = 1", run.stderr)
+
+
+class Load(CheckpointTest):
+    """[model] load from files as other tools write them; lr = 0, so that the params can be compared with the source."""
+
+    def start_from(self, path, *arguments, code=0):
+        still = settings(model={"load": path}, optimizer={"lr": 0}, checkpoint={"resume": "no"})
+        return self.train("loaded", 1, *still, *arguments, code=code)
+
+    def source(self, *arguments):
+        self.train("source", 2, *arguments)
+        return self.tensors("source")
+
+    def test_a_checkpoint_folder_and_its_steps(self):
+        tensors = self.source()
+        for path in ("source", "source/step-00000002", "source/latest/model.safetensors"):
+            self.start_from(path, *chain(tp=2))
+            self.assertEqual(self.tensors("loaded"), tensors, path)
+
+    def test_gpt2_without_prefix_and_with_buffers_in_half_precision(self):
+        tensors = self.source(*GPT2)
+        for dtype in ("F32", "BF16", "F16"):
+            other = {name.replace("transformer.", "", 1): convert(value, dtype) for name, value in tensors.items()}
+            expected = {name: convert(value, "F32") for name, value in other.items()}
+            other["lm_head.weight"] = other["wte.weight"]
+            other["h.0.attn.bias"] = (dtype, [1, 1, 2, 2], b"\0" * (16 if dtype == "F32" else 8))
+            write_tensors(self.path("hf.safetensors"), other)
+            for layout in (chain(tp=2), chain(fsdp=3)):
+                self.start_from("hf.safetensors", *GPT2, *layout)
+                for name, value in self.tensors("loaded").items():
+                    wanted = expected[name.replace("transformer.", "", 1)]
+                    self.assertTrue(value[1] == wanted[1] and floats(value) == floats(wanted), name + " as " + dtype)
+
+    def test_sharded_llama(self):
+        tensors = self.source()
+        os.mkdir(self.path("hf"))
+        names = list(tensors)
+        parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+        for file, held in parts.items():
+            write_tensors(self.path("hf/" + file), {name: tensors[name] for name in held})
+        index = {"weight_map": {name: file for file, held in parts.items() for name in held}}
+        self.write("hf/model.safetensors.index.json", json.dumps(index))
+        self.start_from("hf")
+        self.assertEqual(self.tensors("loaded"), tensors)
+        index["weight_map"]["model.extra"] = "model-1.safetensors"
+        self.write("hf/model.safetensors.index.json", json.dumps(index))
+        self.matches("tensor model.extra is not in model-1.safetensors", self.start_from("hf", code=1).stderr)
+        index["weight_map"]["model.extra"] = "../model-1.safetensors"
+        self.write("hf/model.safetensors.index.json", json.dumps(index))
+        self.matches("tensor model.extra is in no file of this folder", self.start_from("hf", code=1).stderr)
+
+    def test_refused_with_the_name(self):
+        tensors = self.source(*GPT2)
+
+        def attempt(change, pattern):
+            other = dict(tensors)
+            change(other)
+            write_tensors(self.path("bad.safetensors"), other)
+            self.matches(pattern, self.start_from("bad.safetensors", *GPT2, code=1).stderr)
+        name = "transformer.h.1.mlp.c_fc.weight"
+        dtype, shape, raw = tensors[name]
+        attempt(lambda t: t.pop(name), "tensor %s is missing" % name)
+        attempt(lambda t: t.update(odd=t[name]), "this model has no tensor odd")
+        attempt(lambda t: t.update({name: (dtype, shape[::-1], raw)}), r"tensor %s has shape \[96, 64\]; this model has \[64, 96\]" % name)
+        attempt(lambda t: t.update({"lm_head.weight": ("F32", [256, 64], b"\1" * 65536)}), "this model has no tensor lm_head.weight")
+        self.matches("nowhere: there is no model.safetensors", self.start_from("nowhere", *GPT2, code=1).stderr)
+
+    def test_random_damage_never_crashes(self):
+        """Bytes of the header changed or cut off: loaded, or refused with a line; never a signal."""
+        self.source()
+        data, draw = tenon_job.read(self.path("source/latest/model.safetensors")), random.Random(5)
+        for _ in range(20):
+            bad = bytearray(data)
+            for _ in range(draw.randint(1, 4)):
+                bad[draw.randrange(3000)] = draw.randrange(256)
+            if draw.random() < 0.3:
+                bad = bad[:draw.randrange(len(bad))]
+            with open(self.path("fuzz.safetensors"), "wb") as file:
+                file.write(bad)
+            words = settings(job={"steps": 1}, model={"load": "fuzz.safetensors"})
+            run = self.start("run", "job.ini", *words)
+            self.assertIn(run.wait(), (0, 1), run.stderr)
+            if run.process.returncode:
+                self.matches("fuzz.safetensors", run.stderr)
+            run.close()
+
+
+if __name__ == "__main__":
+    tenon_job.JobTest.TENON = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=2)
