@@ -7,6 +7,7 @@
 #include "checkpoint_parts.h"
 
 #include <jansson.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@ enum { PATH_MOST = 4096, MOST_FILES = 4096 };
 struct source {
     struct tn_safetensors **files;
     size_t n;
-    char error[PATH_MOST + 512];
+    char error[2 * PATH_MOST];
 };
 
 struct found {
@@ -27,14 +28,21 @@ struct found {
     const struct tn_safetensors_entry *entry;
 };
 
+static tn_status __attribute__((format(printf, 2, 3))) refuse(struct source *source, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(source->error, sizeof source->error, fmt, args);
+    va_end(args);
+    return TN_INVALID;
+}
+
 /* opening */
 
 static tn_status add_file(struct source *source, const char *path)
 {
-    if (source->n == MOST_FILES) {
-        snprintf(source->error, sizeof source->error, "%.4000s: more than %d files", path, MOST_FILES);
-        return TN_INVALID;
-    }
+    if (source->n == MOST_FILES)
+        return refuse(source, "%s: more than %d files", path, MOST_FILES);
     tn_status status = tn_safetensors_open(&source->files[source->n], path, source->error, sizeof source->error);
     source->n += status == TN_OK;
     return status;
@@ -62,11 +70,8 @@ static tn_status check_map(struct source *source, const char *path, json_t *map)
         size_t i = 0;
         while (i < source->n && !tn_safetensors_find(source->files[i], name))
             i++;
-        if (i == source->n) {
-            snprintf(source->error, sizeof source->error, "%.4000s: tensor %.200s is not in %.200s", path, name,
-                     json_string_value(value));
-            return TN_INVALID;
-        }
+        if (i == source->n)
+            return refuse(source, "%s: tensor %s is not in %s", path, name, json_string_value(value));
     }
     return TN_OK;
 }
@@ -74,20 +79,17 @@ static tn_status check_map(struct source *source, const char *path, json_t *map)
 static tn_status open_index(struct source *source, const char *folder, const char *path)
 {
     json_error_t problem;
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem), *map = json_object_get(root, "weight_map"), *value;
+    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem), *value;
+    json_t *map = json_object_get(root, "weight_map");
     tn_status status = TN_OK;
     const char *name;
     char file[2 * PATH_MOST];
-    if (!json_is_object(map)) {
-        snprintf(source->error, sizeof source->error, "%.4000s: %.200s", path, root ? "there is no weight_map in it" : problem.text);
-        json_decref(root);
-        return TN_INVALID;
-    }
+    if (!json_is_object(map))
+        status = refuse(source, "%s: %s", path, root ? "there is no weight_map in it" : problem.text);
     json_object_foreach(map, name, value) {
         const char *in = json_string_value(value);
         if (!in || strchr(in, '/')) {
-            snprintf(source->error, sizeof source->error, "%.4000s: tensor %.200s is in no file of this folder", path, name);
-            status = TN_INVALID;
+            status = refuse(source, "%s: tensor %s is in no file of this folder", path, name);
         } else if (name_is_new(map, name, in)) {
             snprintf(file, sizeof file, "%s/%s", folder, in);
             status = add_file(source, file);
@@ -121,9 +123,7 @@ static tn_status open_source(struct source *source, const char *path)
         if (access(inside, F_OK) == 0)
             return open_index(source, folder, inside);
     }
-    snprintf(source->error, sizeof source->error, "%.4000s: there is no model.safetensors, model.safetensors.index.json or latest "
-             "in it", path);
-    return TN_NOT_FOUND;
+    return refuse(source, "%s: there is no model.safetensors, model.safetensors.index.json or latest in it", path);
 }
 
 static void close_source(struct source *source)
@@ -160,25 +160,20 @@ static void shape_text(char *text, size_t bytes, int32_t rank, const int64_t *sh
         at += (size_t)snprintf(text + at, bytes - at, "%s%lld", d ? ", " : "", (long long)shape[d]);
 }
 
-static tn_status check_tensor(struct source *source, const char *path, const struct tn_stored_tensor *t, const struct found *f)
+static tn_status check_tensor(struct source *source, const char *path, const struct tn_stored_tensor *t,
+                              const struct tn_safetensors_entry *entry)
 {
     char is[160], wants[160];
-    if (!f->entry) {
-        snprintf(source->error, sizeof source->error, "%.3000s: tensor %.200s is missing", path, t->name);
-        return TN_INVALID;
-    }
-    if (f->entry->rank != t->rank || memcmp(f->entry->shape, t->shape, (size_t)t->rank * sizeof *t->shape) != 0) {
-        shape_text(is, sizeof is, f->entry->rank, f->entry->shape);
+    if (!entry)
+        return refuse(source, "%s: tensor %s is missing", path, t->name);
+    if (entry->rank != t->rank || memcmp(entry->shape, t->shape, (size_t)t->rank * sizeof *t->shape) != 0) {
+        shape_text(is, sizeof is, entry->rank, entry->shape);
         shape_text(wants, sizeof wants, t->rank, t->shape);
-        snprintf(source->error, sizeof source->error, "%.3000s: tensor %.200s has shape [%s]; this model has [%s]", path,
-                 f->entry->name, is, wants);
-        return TN_INVALID;
+        return refuse(source, "%s: tensor %s has shape [%s]; this model has [%s]", path, entry->name, is, wants);
     }
-    if (f->entry->dtype != TN_F32 && f->entry->dtype != TN_BF16 && f->entry->dtype != TN_F16) {
-        snprintf(source->error, sizeof source->error, "%.3000s: tensor %.200s is %.20s; F32, BF16 and F16 can be read", path,
-                 f->entry->name, f->entry->dtype_name);
-        return TN_INVALID;
-    }
+    if (entry->dtype != TN_F32 && entry->dtype != TN_BF16 && entry->dtype != TN_F16)
+        return refuse(source, "%s: tensor %s is %s; F32, BF16 and F16 can be read", path, entry->name,
+                      entry->dtype_name);
     return TN_OK;
 }
 
@@ -202,7 +197,8 @@ static int same_bytes(const struct found *a, const struct found *b)
     for (uint64_t at = 0; at < a->entry->bytes; at += CHUNK) {
         uint64_t n = a->entry->bytes - at < CHUNK ? a->entry->bytes - at : CHUNK;
         if (tn_safetensors_read(a->file, a->entry, at, n, left, error, sizeof error) != TN_OK ||
-            tn_safetensors_read(b->file, b->entry, at, n, right, error, sizeof error) != TN_OK || memcmp(left, right, n) != 0)
+            tn_safetensors_read(b->file, b->entry, at, n, right, error, sizeof error) != TN_OK ||
+            memcmp(left, right, n) != 0)
             return 0;
     }
     return 1;
@@ -222,8 +218,8 @@ static int is_tied_head(const struct found *f, const struct found *wanted, uint3
 
 static int by_address(const void *a, const void *b)
 {
-    const struct tn_safetensors_entry *left = ((const struct found *)a)->entry, *right = ((const struct found *)b)->entry;
-    return left < right ? -1 : left > right;
+    const struct found *left = a, *right = b;
+    return left->entry < right->entry ? -1 : left->entry > right->entry;
 }
 
 /* `wanted` is found in the order of addresses. */
@@ -235,14 +231,14 @@ static tn_status check_surplus(struct source *source, const char *path, const st
             if (bsearch(&f, wanted, n, sizeof *wanted, by_address) || is_buffer(f.entry->name) ||
                 is_tied_head(&f, wanted, n))
                 continue;
-            snprintf(source->error, sizeof source->error, "%.3000s: this model has no tensor %.200s", path, f.entry->name);
-            return TN_INVALID;
+            return refuse(source, "%s: this model has no tensor %s", path, f.entry->name);
         }
     return TN_OK;
 }
 
 /* Finds every tensor of `file`; found[t] for those of it. */
-static tn_status match(struct source *source, const struct tn_stored *stored, int file, const char *path, struct found *found)
+static tn_status match(struct source *source, const struct tn_stored *stored, int file, const char *path,
+                       struct found *found)
 {
     struct found *sorted = calloc(stored->n_tensors + 1, sizeof *sorted);
     tn_status status = sorted ? TN_OK : TN_NO_MEMORY;
@@ -251,7 +247,7 @@ static tn_status match(struct source *source, const struct tn_stored *stored, in
         if (stored->tensors[t].file != file)
             continue;
         found[t] = find(source, stored->tensors[t].name);
-        status = check_tensor(source, path, &stored->tensors[t], &found[t]);
+        status = check_tensor(source, path, &stored->tensors[t], found[t].entry);
         sorted[n++] = found[t];
     }
     if (status == TN_OK) {
@@ -290,8 +286,8 @@ static tn_status read_run(struct source *source, const struct found *f, int64_t 
 {
     uint64_t size = f->entry->dtype == TN_F32 ? 4 : 2;
     unsigned char *raw = (unsigned char *)to + (uint64_t)count * (4 - size);
-    tn_status status = tn_safetensors_read(f->file, f->entry, (uint64_t)at * size, (uint64_t)count * size, raw, source->error,
-                                           sizeof source->error);
+    tn_status status = tn_safetensors_read(f->file, f->entry, (uint64_t)at * size, (uint64_t)count * size, raw,
+                                           source->error, sizeof source->error);
     for (int64_t i = 0; size == 2 && status == TN_OK && i < count; i++) {
         uint16_t bits = (uint16_t)(raw[2 * i] | raw[2 * i + 1] << 8);
         to[i] = f->entry->dtype == TN_BF16 ? from_bf16(bits) : from_f16(bits);

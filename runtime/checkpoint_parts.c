@@ -14,20 +14,26 @@ static int is_kept(const struct tn_value_data *value)
     return (value->kind == TN_KIND_PARAM || value->kind == TN_KIND_STATE) && !value->def;
 }
 
+/* The param that a state belongs to; a param itself. */
+static const struct tn_value_data *param_of(const struct tn_program *p, tn_value v)
+{
+    const struct tn_value_data *value = &p->values[v];
+    return value->kind == TN_KIND_STATE && value->like ? &p->values[value->like] : value;
+}
+
 /* The tensor that `v` is stored in. States: the param's, with what their own name adds to the param's. */
 static struct tn_stored_tensor tensor_of(struct tn_stored *stored, const struct tn_program *p, tn_value v)
 {
-    const struct tn_value_data *value = &p->values[v], *param = value;
-    struct tn_stored_tensor t = { .name = value->name, .rank = value->rank,
-                                  .file = value->kind == TN_KIND_STATE ? TN_CHECKPOINT_OPTIMIZER : TN_CHECKPOINT_MODEL };
+    const struct tn_value_data *value = &p->values[v], *param = param_of(p, v);
+    struct tn_stored_tensor t = { .name = value->name, .rank = value->rank };
+    t.file = value->kind == TN_KIND_STATE ? TN_CHECKPOINT_OPTIMIZER : TN_CHECKPOINT_MODEL;
     memcpy(t.shape, value->shape, sizeof t.shape);
-    if (value->kind == TN_KIND_STATE && value->like)
-        param = &p->values[value->like];
     if (!param->stored.name)
         return t;
     size_t length = strlen(param->name);
     int named_after = strncmp(value->name, param->name, length) == 0;
-    t.name = tn_arena_printf(&stored->arena, "%s%s", param->stored.name, named_after ? value->name + length : value->name);
+    const char *added = named_after ? value->name + length : value->name;
+    t.name = tn_arena_printf(&stored->arena, "%s%s", param->stored.name, added);
     t.shape[param->stored.dim] = param->stored.full;
     return t;
 }
@@ -73,7 +79,7 @@ void tn_stored_init(struct tn_stored *stored, const struct tn_compiled *compiled
             continue;
         struct tn_stored_tensor t = tensor_of(stored, p, v);
         uint32_t tensor = find_or_add(stored, &names, &t);
-        const struct tn_value_data *param = value->kind == TN_KIND_STATE && value->like ? &p->values[value->like] : value;
+        const struct tn_value_data *param = param_of(p, v);
         tn_value here = tn_value_find(flat, value->name);
         stored->n_values++;
         if (here && is_kept(&flat->values[here]) && compiled->plan.offset[here] >= 0)

@@ -172,8 +172,8 @@ static tn_status agree_on_step(struct tn_checkpoint *c, const struct tn_progress
     float mine = (float)(progress->step % 16777213);
     float most = c->of.most(c->of.ctx, mine, &status), least = -c->of.most(c->of.ctx, -mine, &status);
     if (status == TN_OK && most != least) {
-        tn_log(TN_LOG_ERROR, "checkpoint: this rank goes on from step %lld, another one not; [checkpoint] folder must be the "
-               "same on all ranks", (long long)progress->step);
+        tn_log(TN_LOG_ERROR, "checkpoint: this rank goes on from step %lld, another one not; [checkpoint] folder must "
+               "be the same on all ranks", (long long)progress->step);
         return TN_CONFLICT;
     }
     return status;
@@ -190,8 +190,8 @@ static tn_status restore(struct tn_checkpoint *c, struct tn_progress *progress)
         resume = 1;
         status = tn_checkpoint_state_read(c->of.job, latest, progress, c->error, sizeof c->error);
         if (status == TN_OK && progress->step > s->steps) {
-            snprintf(c->error, sizeof c->error, "%s is of step %lld, but [job] steps = %lld; raise it, or say [checkpoint] "
-                     "resume = no", latest, (long long)progress->step, (long long)s->steps);
+            snprintf(c->error, sizeof c->error, "%s is of step %lld, but [job] steps = %lld; raise it, or say "
+                     "[checkpoint] resume = no", latest, (long long)progress->step, (long long)s->steps);
             status = TN_INVALID;
         }
         if (status != TN_OK)
@@ -237,7 +237,8 @@ tn_status tn_checkpoint_open(struct tn_checkpoint **checkpoint, const struct tn_
 
 static int fail(struct tn_checkpoint *c, const char *path)
 {
-    snprintf(c->error, sizeof c->error, "checkpoint of step %lld: %s: %s", (long long)c->saving.step, path, strerror(errno));
+    snprintf(c->error, sizeof c->error, "checkpoint of step %lld: %s: %s", (long long)c->saving.step, path,
+             strerror(errno));
     return -1;
 }
 
@@ -330,7 +331,8 @@ static void *write_all(void *argument)
 static void *publish(void *argument)
 {
     struct tn_checkpoint *c = argument;
-    tn_status status = tn_checkpoint_publish(c->folder, c->saving.step, c->of.job->settings.keep, c->error, sizeof c->error);
+    tn_status status = tn_checkpoint_publish(c->folder, c->saving.step, c->of.job->settings.keep, c->error,
+                                              sizeof c->error);
     atomic_store(&c->state, status == TN_OK ? THREAD_DONE : THREAD_FAILED);
     return NULL;
 }
@@ -399,8 +401,9 @@ static tn_status save(struct tn_checkpoint *c, const struct tn_progress *progres
     tn_status status = wait_until_idle(c);
     for (uint32_t i = 0; i < c->stored.n_parts && status == TN_OK; i++) {
         tn_value v = c->stored.parts[i].value;
+        uint64_t bytes = (uint64_t)tn_local_elements(c->stored.flat, v) * sizeof **c->copy;
         if (c->copy[i])
-            status = tn_exec_read(c->of.exec, v, c->copy[i], (uint64_t)tn_local_elements(c->stored.flat, v) * sizeof **c->copy);
+            status = tn_exec_read(c->of.exec, v, c->copy[i], bytes);
     }
     if (status != TN_OK)
         return status;

@@ -16,13 +16,18 @@ static const char *const optimizer_name[] = { "adamw", "sgd" };
 char *tn_checkpoint_state_text(const struct tn_job *job, const struct tn_progress *progress)
 {
     const struct tn_settings *s = &job->settings;
-    json_t *root = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:{s:I, s:I, s:I}}", "version", STATE_VERSION, "tenon",
-                             TENON_VERSION, "step", (json_int_t)progress->step, "applied", (json_int_t)progress->applied,
-                             "skipped", (json_int_t)progress->skipped, "skipped_in_row",
-                             (json_int_t)progress->skipped_in_row, "seed", (json_int_t)s->seed, "optimizer",
-                             optimizer_name[s->optimizer], "data", "next_sequence",
-                             (json_int_t)(progress->step * s->batch), "batch", (json_int_t)s->batch, "sequence",
-                             (json_int_t)s->sequence);
+    json_t *data = json_pack("{s:I, s:I, s:I}", "next_sequence", (json_int_t)(progress->step * s->batch),
+                             "batch", (json_int_t)s->batch, "sequence", (json_int_t)s->sequence);
+    json_t *root = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:o}",
+                             "version", STATE_VERSION,
+                             "tenon", TENON_VERSION,
+                             "step", (json_int_t)progress->step,
+                             "applied", (json_int_t)progress->applied,
+                             "skipped", (json_int_t)progress->skipped,
+                             "skipped_in_row", (json_int_t)progress->skipped_in_row,
+                             "seed", (json_int_t)s->seed,
+                             "optimizer", optimizer_name[s->optimizer],
+                             "data", data);
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
     return text;
@@ -84,39 +89,59 @@ static int count_of(json_t *root, const char *key, int64_t *out)
     return json_is_integer(value) && *out >= 0 ? 0 : -1;
 }
 
+struct state {
+    struct tn_progress done;
+    int64_t version, seed, batch, sequence;
+    const char *optimizer;
+};
+
+/* NULL, or what is wrong. */
+static const char *parse(json_t *root, struct state *out)
+{
+    json_t *data = json_object_get(root, "data");
+    const struct { json_t *in; const char *key; int64_t *to; } counts[] = {
+        { root, "version", &out->version }, { root, "step", &out->done.step }, { root, "applied", &out->done.applied },
+        { root, "skipped", &out->done.skipped }, { root, "skipped_in_row", &out->done.skipped_in_row },
+        { root, "seed", &out->seed }, { data, "batch", &out->batch }, { data, "sequence", &out->sequence },
+    };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        if (count_of(counts[i].in, counts[i].key, counts[i].to))
+            return counts[i].key;
+    out->optimizer = json_string_value(json_object_get(root, "optimizer"));
+    if (!out->optimizer)
+        return "optimizer";
+    if (out->done.applied + out->done.skipped != out->done.step)
+        return "step (applied and skipped do not add up to it)";
+    return NULL;
+}
+
 tn_status tn_checkpoint_state_read(const struct tn_job *job, const char *folder, struct tn_progress *progress,
                                    char *error, size_t error_bytes)
 {
     const struct tn_settings *s = &job->settings;
     char path[4096];
     json_error_t problem;
-    int64_t version, seed, batch, sequence;
+    struct state state = { .version = 0 };
     snprintf(path, sizeof path, "%s/state.json", folder);
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem);
-    json_t *data = json_object_get(root, "data");
-    const char *optimizer = json_string_value(json_object_get(root, "optimizer"));
+    const char *wrong = root ? parse(root, &state) : problem.text;
     tn_status status = TN_INVALID;
-    if (!root)
-        snprintf(error, error_bytes, "%s: %s", path, problem.text);
-    else if (count_of(root, "version", &version) || version != STATE_VERSION)
-        snprintf(error, error_bytes, "%s: this tenon reads version %d of it only", path, STATE_VERSION);
-    else if (count_of(root, "step", &progress->step) || count_of(root, "applied", &progress->applied) ||
-             count_of(root, "skipped", &progress->skipped) || count_of(root, "skipped_in_row", &progress->skipped_in_row) ||
-             count_of(root, "seed", &seed) || count_of(data, "batch", &batch) || count_of(data, "sequence", &sequence) ||
-             !optimizer)
-        snprintf(error, error_bytes, "%s: step, applied, skipped, skipped_in_row, seed, optimizer, data.batch or "
-                 "data.sequence is missing or bad", path);
-    else if (progress->applied + progress->skipped != progress->step)
-        snprintf(error, error_bytes, "%s: applied and skipped do not add up to step", path);
-    else if (seed != s->seed || batch != s->batch || sequence != s->sequence)
-        snprintf(error, error_bytes, "%s: seed %lld, batch %lld and sequence %lld there are not %lld, %lld and %lld here, so the "
-                 "data would be another; use the same, or start anew from it with [model] load", path, (long long)seed,
-                 (long long)batch, (long long)sequence, (long long)s->seed, (long long)s->batch, (long long)s->sequence);
-    else if (strcmp(optimizer, optimizer_name[s->optimizer]) != 0)
-        snprintf(error, error_bytes, "%s: its optimizer is %s, not %s; use the same, or start anew from it with [model] load",
-                 path, optimizer, optimizer_name[s->optimizer]);
+    if (wrong)
+        snprintf(error, error_bytes, "%s: %s%s", path, wrong, root ? " is missing or wrong" : "");
+    else if (state.version != STATE_VERSION)
+        snprintf(error, error_bytes, "%s: has version %lld; this tenon reads %d", path, (long long)state.version,
+                 STATE_VERSION);
+    else if (state.seed != s->seed || state.batch != s->batch || state.sequence != s->sequence)
+        snprintf(error, error_bytes, "%s: seed %lld, batch %lld and sequence %lld there are not %lld, %lld and %lld "
+                 "here, so the data would be another; use the same, or start anew from it with [model] load", path,
+                 (long long)state.seed, (long long)state.batch, (long long)state.sequence, (long long)s->seed,
+                 (long long)s->batch, (long long)s->sequence);
+    else if (strcmp(state.optimizer, optimizer_name[s->optimizer]) != 0)
+        snprintf(error, error_bytes, "%s: its optimizer is %s, not %s; use the same, or start anew from it with "
+                 "[model] load", path, state.optimizer, optimizer_name[s->optimizer]);
     else
         status = TN_OK;
+    *progress = state.done;
     json_decref(root);
     return status;
 }

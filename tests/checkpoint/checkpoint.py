@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checkpoints of whole jobs: resumed in the same and in other layouts, killed, on a full disk, and what must be refused."""
+"""Checkpoints of whole jobs: resumed in the same and in other layouts, killed, on a full disk; what is refused."""
 import json
 import os
 import random
@@ -126,8 +126,8 @@ class Files(CheckpointTest):
         self.assertEqual((state["step"], state["applied"], state["skipped"], state["seed"]), (2, 2, 0, 7))
         with open(self.path("out/latest/config.json"), encoding="utf-8") as file:
             config = json.load(file)
-        self.assertEqual((config["model_type"], config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]),
-                         ("gpt2", 2, 64, 256))
+        self.assertEqual([config[key] for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")],
+                         ["gpt2", 2, 64, 256])
 
     def test_every_and_keep(self):
         self.train("kept", 7, *settings(checkpoint={"every": 2, "keep": 2}))
@@ -145,8 +145,10 @@ class Files(CheckpointTest):
 
         def little():
             resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
-        run = self.train("full", 50, *settings(checkpoint={"every": 1}), code=1, preexec_fn=little, restore_signals=False)
-        self.matches(r"checkpoint of step 3: .*model\.safetensors: File too large; no checkpoint of step 3 was made", run.stderr)
+        run = self.train("full", 50, *settings(checkpoint={"every": 1}), code=1, preexec_fn=little,
+                         restore_signals=False)
+        self.matches(r"checkpoint of step 3: .*model\.safetensors: File too large; no checkpoint of step 3 was made",
+                     run.stderr)
         self.assertLess(len(self.losses()), 40)
         self.assertEqual(sorted(os.listdir(self.path("full"))), ["latest", "step-00000002"])
         self.assertEqual(before, self.tensors("full"))
@@ -321,8 +323,10 @@ class Load(CheckpointTest):
         dtype, shape, raw = tensors[name]
         attempt(lambda t: t.pop(name), "tensor %s is missing" % name)
         attempt(lambda t: t.update(odd=t[name]), "this model has no tensor odd")
-        attempt(lambda t: t.update({name: (dtype, shape[::-1], raw)}), r"tensor %s has shape \[96, 64\]; this model has \[64, 96\]" % name)
-        attempt(lambda t: t.update({"lm_head.weight": ("F32", [256, 64], b"\1" * 65536)}), "this model has no tensor lm_head.weight")
+        attempt(lambda t: t.update({name: (dtype, shape[::-1], raw)}),
+                r"tensor %s has shape \[96, 64\]; this model has \[64, 96\]" % name)
+        attempt(lambda t: t.update({"lm_head.weight": ("F32", [256, 64], b"\1" * 65536)}),
+                "this model has no tensor lm_head.weight")
         self.matches("nowhere: there is no model.safetensors", self.start_from("nowhere", *GPT2, code=1).stderr)
 
     def test_random_damage_never_crashes(self):
