@@ -7,6 +7,7 @@ usage: sharding.py TENON [unittest options]
 The formulas are exact but for the plan's alignment of 64 bytes a value, which is all the slack that is given."""
 import json
 import os
+import re
 import sys
 import unittest
 
@@ -82,6 +83,36 @@ class Fsdp(PlanTest):
         alone = (self.plan(data__batch=BATCH // 2, gpt__layers=LAYERS + 1)[0]["activations"] -
                  self.plan(data__batch=BATCH // 2)[0]["activations"])
         self.near(more, alone, len(LAYER))
+
+    def lifetimes(self, **settings):
+        """Of each gathered param: region, its own layer, (layer, region) of the ops from the gather to its last use."""
+        words = {"gpt.layers": 4, "strategies__chain": "fsdp", "fsdp.size": 2, **settings}
+        region, ops = None, []
+        for line in self.run_tenon("dump", "job.ini", "--after", "lower:fsdp", *overrides(words)).stdout.splitlines():
+            region = line.split()[1] if line.startswith("region ") else region
+            if region in ("forward", "backward") and " = " in line:
+                layer = re.search(r" @layer=(\d+)", line)
+                ops.append((region, int(layer.group(1)) if layer else None, line))
+        for i, (region, layer, line) in enumerate(ops):
+            if " = all_gather(" in line:
+                name = line.split(":")[0].strip()
+                users = [j for j, op in enumerate(ops) if re.search(r"[:] %s[,)]" % re.escape(name), op[2])]
+                self.assertTrue(users, "nobody uses " + name)
+                yield region, layer, {ops[j][:2] for j in range(i + 1, users[-1] + 1) if "all_gather(" not in ops[j][2]}
+
+    def test_gathered_params_live_around_their_use(self):
+        """They are used in the region that gathers them, by their layer, at most `prefetch` layers later."""
+        for depth, more in ((0, {}), (1, {}), (2, {}), (1, {"precision__compute": "bf16"}),
+                            (0, {"strategies__chain": "ckpt, fsdp", "ckpt__recompute": "full"}),
+                            (1, {"strategies__chain": "ckpt, fsdp"})):
+            seen = 0
+            for region, layer, span in self.lifetimes(fsdp__prefetch=depth, **more):
+                self.assertEqual({r for r, _ in span}, {region})
+                if layer is not None:
+                    self.assertLessEqual({abs(other - layer) for _, other in span if other is not None},
+                                         set(range(depth + 1)))
+                    seen += 1
+            self.assertEqual(seen, 2 * 4 * len(LAYER))
 
     def test_full_gathers_twice_and_reduces_once(self):
         """For each param and micro-batch, but that the embedding's gradient does not need the embedding."""

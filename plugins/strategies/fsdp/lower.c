@@ -42,7 +42,7 @@ static int is_gather(const struct lowering *l, tn_op op)
     return made.opcode == TN_OP_CAST;
 }
 
-/* First ops of the layers in a region. */
+/* First ops of the layers in a region, gathers apart. */
 static void find_layers(struct lowering *l, uint32_t region)
 {
     memset(l->first, 0, sizeof l->first);
@@ -50,8 +50,8 @@ static void find_layers(struct lowering *l, uint32_t region)
     for (tn_op op = l->fsdp->read->op_next(l->program, 0); op; op = l->fsdp->read->op_next(l->program, op)) {
         struct tn_op_info info;
         fsdp_op(l->fsdp, l->program, op, &info);
-        if (info.region != region)
-            continue;
+        if (info.region != region || is_gather(l, op))
+            continue; /* gathers move, so nothing is put before one */
         if (!l->region_first)
             l->region_first = op;
         if (info.layer >= 0 && info.layer < MOST_LAYERS && !l->first[info.layer])
