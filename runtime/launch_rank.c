@@ -51,8 +51,42 @@ static int check_local(int32_t world, char *error, size_t error_bytes)
     return read_number("LOCAL_RANK", 0, local_size - 1, &local_rank, error, error_bytes);
 }
 
+/* A port that all ranks of one mpirun, and hardly those of another, derive alike: from the id that it gives its job,
+ * below the ports that systems hand out by themselves. */
+static void place_of_mpirun(void)
+{
+    enum { FIRST_PORT = 20000, PORTS = 12000 };
+    const char *job = getenv("PMIX_NAMESPACE") ? getenv("PMIX_NAMESPACE") : getenv("OMPI_MCA_ess_base_jobid");
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    for (const char *at = job; at && *at; at++)
+        hash = (hash ^ (uint8_t)*at) * 16777619u;
+    char port[16];
+    snprintf(port, sizeof port, "%u", FIRST_PORT + hash % PORTS);
+    setenv("MASTER_PORT", port, 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 0);
+}
+
+/* Under Open MPI's mpirun without RANK: its variables, in the words that everything else reads. */
+static void take_mpirun(void)
+{
+    static const char *const names[][2] = { { "OMPI_COMM_WORLD_RANK", "RANK" },
+                                            { "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE" },
+                                            { "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK" },
+                                            { "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE" } };
+    if (getenv("RANK") || getenv("WORLD_SIZE") || !getenv("OMPI_COMM_WORLD_RANK") || !getenv("OMPI_COMM_WORLD_SIZE"))
+        return;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (getenv(names[i][0]))
+            setenv(names[i][1], getenv(names[i][0]), 1);
+    if (getenv("MASTER_PORT") || getenv("TENON_PORT"))
+        setenv("MASTER_ADDR", "127.0.0.1", 0);
+    else
+        place_of_mpirun();
+}
+
 int tn_launch_joined(int32_t *rank, int32_t *world, char *error, size_t error_bytes)
 {
+    take_mpirun();
     int has_rank = getenv("RANK") != NULL, has_world = getenv("WORLD_SIZE") != NULL;
     if (!has_rank && !has_world)
         return 0;

@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Ranks that Open MPI's mpirun starts: they join, and the backend mpi gives the losses of shm, to the last bit.
+
+usage: mpi.py TENON [unittest options]; skipped where there is no mpirun"""
+import os
+import shutil
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from tenon_job import JobTest, layout, settings  # noqa: E402
+
+TENON = os.path.abspath(sys.argv[1])
+del sys.argv[1]
+MPIRUN = ("--oversubscribe", "--allow-run-as-root", "--tag-output", "-n")
+
+
+class Mpirun(JobTest):
+    TENON = shutil.which("mpirun")
+
+    def losses(self, name, *arguments):
+        self.run_tenon(*arguments, "--metrics", name)
+        steps = [(line["step"], line["loss"], line["grad_norm"]) for line in self.metrics(name) if "grad_norm" in line]
+        self.assertEqual(len(steps), 3, self.metrics(name))
+        return steps
+
+    def mpirun(self, n, name, *arguments):
+        return self.losses(name, *MPIRUN, n, TENON, "run", "job.ini", *arguments)
+
+    def test_same_losses(self):
+        for n, where in ((2, layout(tp=2)), (2, layout(dp=2)), (4, layout(tp=2, dp=2))):
+            with self.subTest(where):
+                shm = self.mpirun(n, "shm", *where)
+                mpi = self.mpirun(n, "mpi", *where, *settings(comm={"backend": "mpi"}))
+                self.assertEqual(shm, mpi)
+
+    def test_verify_over_mpi(self):
+        shm = self.mpirun(2, "shm", *layout(tp=2))
+        self.assertEqual(shm, self.mpirun(2, "mpi", *layout(tp=2), *settings(comm={"backend": "mpi", "layers": "verify"})))
+
+    def test_not_from_mpirun(self):
+        self.TENON = TENON
+        run = self.run_tenon("run", "job.ini", *layout(tp=2), *settings(comm={"backend": "mpi"}), code=1)
+        self.assertIn("mpi: this rank was not started by Open MPI; use: mpirun -n 2 tenon run JOB.ini", run.stderr)
+
+
+if __name__ == "__main__":
+    if not Mpirun.TENON:
+        print("no mpirun here: skipped")
+        sys.exit(77)
+    unittest.main()
