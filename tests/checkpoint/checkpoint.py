@@ -14,6 +14,9 @@ import tenon_job  # noqa: E402
 from reader import convert, floats, read_tensors, write_tensors  # noqa: E402
 from tenon_job import settings  # noqa: E402
 
+tenon_job.JobTest.TENON, SLOW_DISK = map(os.path.abspath, sys.argv[1:3])
+del sys.argv[1:3]
+
 GPT2 = settings(gpt={"family": "gpt2", "kv_heads": 4, "mlp": 96})
 
 
@@ -168,7 +171,7 @@ class Killed(CheckpointTest):
         every = settings(checkpoint={"every": 1, "keep": 2})
         self.train("killed", 1, *every, *layout)
         seen = 1
-        for _ in range(10):
+        for _ in range(int(os.environ.get("TENON_KILLS", "10"))):
             words = settings(job={"steps": 100000}, checkpoint={"folder": "killed"}, data={"batch": 12})
             run = self.start("run", "job.ini", *words, *every, *layout)
             begun = tenon_job.until(lambda: any(name.endswith(".tmp") for name in os.listdir(self.path("killed"))))
@@ -199,6 +202,37 @@ class Killed(CheckpointTest):
         last = max(self.losses())
         with open(self.path("stopped/latest/state.json"), encoding="utf-8") as file:
             self.assertEqual(json.load(file)["step"], last)
+
+
+@unittest.skipIf(os.environ.get("SANITIZE", "none") != "none", "a sanitizer must be loaded before all others")
+class Slow(CheckpointTest):
+    def start_slow(self, ms, steps, every, *layout):
+        words = settings(job={"steps": steps}, checkpoint={"folder": "slow", "every": every}, data={"batch": 12})
+        slow = {"LD_PRELOAD": SLOW_DISK, "SLOW_MS": str(ms), "SLOW_LOG": self.path("log")}
+        return self.start("run", "job.ini", "--metrics", "metrics", *words, *layout, env=slow)
+
+    def test_steps_go_on_while_it_is_written(self):
+        """Saved after step 5; four more steps are done long before a disk that slow has it."""
+        run = self.start_slow(1000, 9, 5, *chain(dp=2))
+        self.assertTrue(tenon_job.until(lambda: os.path.exists(self.path("metrics")) and 9 in self.losses()), run.stderr)
+        self.assertFalse(os.path.lexists(self.path("slow/latest")))
+        self.assertEqual(run.wait(), 0, run.stderr)
+        self.assertEqual(sorted(os.listdir(self.path("slow"))), ["latest", "step-00000005", "step-00000009"])
+
+    def test_nothing_is_published_before_it_is_on_the_disk(self):
+        """Every rank's fsync of every file, then the folder's name, then `latest`."""
+        run = self.start_slow(0, 1, 1, *chain(tp=2))
+        self.assertEqual(run.wait(), 0, run.stderr)
+        folder = self.path("slow/")
+        lines = [line.replace(folder, "") for line in tenon_job.read(self.path("log")).decode().splitlines()]
+        temporary, final = ".step-00000001.tmp", "step-00000001"
+        renames = [line for line in lines if line.startswith("rename ") and "latest" in line or temporary + " " in line]
+        self.assertEqual(renames, ["rename %s %s" % (temporary, final), "rename .latest.tmp latest"])
+        before = lines[:lines.index(renames[0])]
+        for name, ranks in (("model.safetensors", 2), ("optimizer.safetensors", 2), ("config.json", 1), ("state.json", 1)):
+            self.assertEqual(before.count("fsync %s/%s" % (temporary, name)), ranks, lines)
+        self.assertIn("fsync " + temporary, before)
+        self.assertIn("fsync " + folder[:-1], lines[lines.index(renames[0]):lines.index(renames[1])])
 
 
 class Refused(CheckpointTest):
@@ -350,5 +384,4 @@ class Load(CheckpointTest):
 
 
 if __name__ == "__main__":
-    tenon_job.JobTest.TENON = os.path.abspath(sys.argv.pop(1))
     unittest.main(verbosity=2)
