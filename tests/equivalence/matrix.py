@@ -209,6 +209,7 @@ def beside_others():
         Chain("fsdp, tp", 2, fsdp=2, tp=2, tp__sequence_parallel="on", fsdp__level="gradients"),
         Chain("tp, fsdp", tp=2, fsdp=3, fsdp__level="optimizer"),
         Chain("tp, fsdp, dp", tp=2, fsdp=2, dp=2),
+        Chain("dp, fsdp", 2, dp=2, fsdp=3, dp__shares="3, 1"),
     ]
 
 
@@ -264,6 +265,8 @@ def sharded_suite():
         Group("gpt2, dropout", {**gpt2, "gpt.dropout": 0.2},
               [Chain("fsdp", fsdp=3), Chain("ckpt", ckpt__recompute="full"), Chain("ckpt, tp, fsdp", tp=2, fsdp=2)]),
         Group("llama, SGD", {**llama, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, some),
+        Group("llama, 16 ranks", {**llama, "data.batch": 16},
+              [Chain("ckpt, tp, fsdp, dp", tp=2, fsdp=4, dp=2, tp__sequence_parallel="on", ckpt__recompute="full")]),
         Group("gpt2, no clipping", {**gpt2, "optimizer.clip": 0}, some[:2]),
     ]
     return groups
