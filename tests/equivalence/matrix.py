@@ -127,7 +127,7 @@ class Chain:
         self.overrides = {"strategies.chain": chain, "data.micro_batches": parts,
                           **{keys[name]: value for name, value in options.items()}}
         words = [f"chain {chain.replace(', ', '+')}"] + ([f"parts {parts}"] if parts > 1 else [])
-        words += [f"{name.replace('__', '.')} {value}" for name, value in options.items()]
+        words += [f"{name.replace('__', '.')} {str(value).replace(', ', ':')}" for name, value in options.items()]
         self.text = ", ".join(words)
 
 
