@@ -233,3 +233,17 @@ int world_run(const struct world *w, const char *test, int32_t n, test_fn *fn)
     loopback_destroy(lb);
     return failed;
 }
+
+int world_join(const struct world *w, const char *test, const char *file, int32_t rank, int32_t n, test_fn *fn)
+{
+    struct loopback *lb = loopback_open(file, n);
+    struct seat *seat = calloc(1, sizeof *seat);
+    if (!lb || !seat)
+        abort();
+    seat_init(seat, w, test, lb, rank, n, fn);
+    sit(seat);
+    int failed = seat->failed;
+    free(seat);
+    loopback_destroy(lb);
+    return failed;
+}

@@ -48,6 +48,9 @@ struct world {
 /* Creates, inits and makes r->world, runs fn, destroys, on n ranks. Returns the failed ranks. */
 int world_run(const struct world *w, const char *test, int32_t n, test_fn *fn);
 
+/* The same as one rank of n that a launcher started; they meet in `file`. Returns whether it failed. */
+int world_join(const struct world *w, const char *test, const char *file, int32_t rank, int32_t n, test_fn *fn);
+
 /* Ends this rank unless `ok`. */
 void check_that(struct rank *r, int ok, const char *file, int line, const char *fmt, ...) TN_PRINTF(5, 6);
 #define CHECK(r, cond) check_that(r, cond, __FILE__, __LINE__, "%s", #cond)

@@ -6,6 +6,8 @@
  *   --set "key=value ..."  options of the backend, or of the layer
  *   --over PATH   what is tested is a layer over this plugin, which may be one over the next --over
  *
+ *   --joined FILE one rank of those that mpirun started, which meet in FILE; with --test
+ *
  * Prints a line for each test and, at the end, what failed. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,6 +53,17 @@ static double clock_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* A launcher's ranks end with the test, as MPI starts but once in a process. */
+static int join_one(const struct world *w, const struct test *t, const char *file)
+{
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *size = getenv("OMPI_COMM_WORLD_SIZE");
+    if (!rank || !size || atoi(size) > MAX_RANKS) {
+        fprintf(stderr, "--joined: no rank of an mpirun with at most %d\n", MAX_RANKS);
+        return 1;
+    }
+    return world_join(w, t->name, file, atoi(rank), atoi(size), t->fn);
+}
+
 static int run_one(struct world *w, const struct test *t, int32_t n)
 {
     int fds = count_entries("/proc/self/fd", "");
@@ -74,7 +87,7 @@ static int usage(const char *name)
 int main(int argc, char **argv)
 {
     struct world w = { .limit_s = 100 };
-    const char *only = NULL, *path = NULL;
+    const char *only = NULL, *path = NULL, *joined = NULL;
     int ranks = 0, failed = 0, ran = 0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--threads") == 0)
@@ -83,6 +96,8 @@ int main(int argc, char **argv)
             ranks = atoi(argv[++i]);
         else if (strcmp(argv[i], "--test") == 0 && i + 1 < argc)
             only = argv[++i];
+        else if (strcmp(argv[i], "--joined") == 0 && i + 1 < argc)
+            joined = argv[++i];
         else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc)
             w.overrides = argv[++i];
         else if (strcmp(argv[i], "--over") == 0 && i + 1 < argc && w.n_below < MAX_LAYERS)
@@ -100,6 +115,11 @@ int main(int argc, char **argv)
     for (int32_t i = 0; i < w.n_below; i++)
         if (!w.below[i])
             return 1;
+    for (size_t i = 0; joined && i < sizeof tests / sizeof *tests; i++)
+        if (only && strcmp(only, tests[i].name) == 0)
+            return join_one(&w, &tests[i], joined);
+    if (joined)
+        return usage(argv[0]);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         for (int32_t n = 1; n <= MAX_RANKS; n++) {
             const struct test *t = &tests[i];

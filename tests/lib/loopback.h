@@ -9,6 +9,8 @@ struct loopback;
 
 /* NULL when memory is exhausted. Call before the ranks start. */
 struct loopback *loopback_create(int32_t n);
+/* The same for ranks that somebody else starts: they meet in a file, empty at first. NULL: it cannot be opened. */
+struct loopback *loopback_open(const char *path, int32_t n);
 void loopback_destroy(struct loopback *lb);
 /* The table for one rank; it points into *lb. */
 struct tn_bootstrap loopback_bootstrap(struct loopback *lb, int32_t rank);

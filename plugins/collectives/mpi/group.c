@@ -289,6 +289,7 @@ void mpi_comm_destroy(struct tn_comm *c)
     if (!c)
         return;
     struct backend *b = c->backend;
+    mpi_advance(b); /* messages that nobody waited for may be done */
     struct tn_comm **at = &b->comms;
     while (*at != c)
         at = &(*at)->next;
