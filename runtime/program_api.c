@@ -304,6 +304,30 @@ static void api_set_stored(struct tn_program *p, tn_value v, const char *name, i
     p->values[v].stored.full = full;
 }
 
+/* What a dimension must be a multiple of, to be cut as `placement` on axis beside the cuts that it has. */
+static int64_t pieces(const struct tn_program *p, const struct tn_value_data *value, int32_t axis, tn_placement placement)
+{
+    int64_t product = 1;
+    for (int32_t a = 0; a < p->mesh->n_axes; a++) {
+        tn_placement place = a == axis ? placement : value->place[a];
+        if (TN_PLACE_KIND(place) != TN_PLACE_SHARD || TN_PLACE_DIM(place) != TN_PLACE_DIM(placement))
+            continue;
+        int64_t n = TN_PLACE_PARTS(place) ? p->parts[TN_PLACE_PARTS(place)].sum : p->mesh->axis[a].size;
+        product *= TN_PLACE_ORDER(place) == TN_ORDER_ZIGZAG ? 2 * n : n;
+    }
+    return product;
+}
+
+static void refuse_cut(struct tn_program *p, const struct tn_value_data *value, int32_t axis, tn_placement placement)
+{
+    char text[48];
+    int32_t dim = TN_PLACE_DIM(placement);
+    tn_program_error(p, 0, "%s: %s asks for %s on axis %s = %d, which does not divide it; dimension %d (%s) is %lld, and "
+                     "must be a multiple of %lld", value->name, p->actor, tn_placement_text(placement, text),
+                     p->mesh->axis[axis].name, p->mesh->axis[axis].size, dim, value->dims[dim],
+                     (long long)value->shape[dim], (long long)pieces(p, value, axis, placement));
+}
+
 static void api_place(struct tn_program *p, tn_value v, int32_t axis, tn_placement placement)
 {
     if (!good_value(p, v) || !good_axis(p, axis))
@@ -322,8 +346,7 @@ static void api_place(struct tn_program *p, tn_value v, int32_t axis, tn_placeme
         return;
     }
     if (!tn_placement_fits(p, v, axis, placement)) {
-        tn_program_error(p, 0, "%s: %s asks for %s on axis %s = %d, which does not divide it", value->name, p->actor,
-                         tn_placement_text(placement, one), p->mesh->axis[axis].name, p->mesh->axis[axis].size);
+        refuse_cut(p, value, axis, placement);
         return;
     }
     value->place[axis] = placement;

@@ -218,6 +218,11 @@ class Refusals(PlanTest):
                      "fsdp", fsdp__size=3)
         self.refused("use a [data] batch such as 12", "fsdp", fsdp__size=3, data__micro_batches=4)
 
+    def test_batch_that_two_strategies_cut(self):
+        """Each size divides the batch, their product does not."""
+        self.refused("dp asks for shard(0) on axis dp = 4, which does not divide it; dimension 0 (batch) is 8, and "
+                     "must be a multiple of 16", "fsdp, dp", fsdp__size=4, dp__size=4)
+
     def test_order(self):
         for other in ("tp", "fsdp"):
             self.refused("%s must come after ckpt, says ckpt; swap them" % other, "%s, ckpt" % other,
