@@ -109,25 +109,22 @@ tn_status tn_runs_init(struct tn_runs *runs, const struct tn_stored *stored, uin
     return tn_walk_init(&runs->walk, stored->flat, at->value);
 }
 
-/* Where the next element of the walk is stored. */
-static int64_t place_of_next(struct tn_runs *runs)
-{
-    int64_t element = tn_walk_next(&runs->walk);
-    if (runs->row == runs->stored_row)
-        return element;
-    return element / runs->row * runs->stored_row + runs->shift + element % runs->row;
-}
-
+/* A run of the value is cut where a row of its slice ends. */
 int64_t tn_runs_next(struct tn_runs *runs, int64_t *local, int64_t *at)
 {
-    int64_t total = runs->walk.count, count = 1;
-    if (runs->local == total)
-        return 0;
+    if (runs->left == 0) {
+        if (runs->local == runs->walk.count)
+            return 0;
+        runs->left = tn_walk_run(&runs->walk, runs->walk.count - runs->local, &runs->element);
+    }
+    int64_t count = runs->left, within = runs->element % runs->row;
+    if (runs->row != runs->stored_row && count > runs->row - within)
+        count = runs->row - within;
     *local = runs->local;
-    *at = runs->local == 0 ? place_of_next(runs) : runs->ahead;
-    while (*local + count < total && (runs->ahead = place_of_next(runs)) == *at + count)
-        count++;
+    *at = runs->element / runs->row * runs->stored_row + runs->shift + within;
     runs->local += count;
+    runs->element += count;
+    runs->left -= count;
     return count;
 }
 

@@ -41,7 +41,7 @@ void tn_stored_finish(struct tn_stored *stored);
 struct tn_runs {
     struct tn_walk walk;
     int64_t inner, row, stored_row, shift; /* elements: below dim; of the value; of the tensor; before the slice */
-    int64_t local, ahead;                  /* elements walked; place of the one after them */
+    int64_t local, element, left;          /* elements given; of a run of the value that is not given yet */
 };
 tn_status tn_runs_init(struct tn_runs *runs, const struct tn_stored *stored, uint32_t part);
 /* Elements [*local, *local + count) of this rank are [*at, *at + count) of the tensor; returns count, 0 at the end. */

@@ -109,6 +109,9 @@ struct tn_walk {
 };
 tn_status tn_walk_init(struct tn_walk *walk, const struct tn_program *p, tn_value v);
 int64_t tn_walk_next(struct tn_walk *walk);
+/* Walks the longest run of elements that also lie side by side in the whole tensor, from *element on, but at most
+ * `most`; returns how many. */
+int64_t tn_walk_run(struct tn_walk *walk, int64_t most, int64_t *element);
 void tn_walk_finish(struct tn_walk *walk);
 /* init.c: every param's start values, by name, seed and global element index alone; states are zeros. */
 tn_status tn_init_params(const struct tn_exec *exec, const struct tn_program *flat, int64_t seed);

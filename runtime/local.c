@@ -70,14 +70,43 @@ tn_status tn_walk_init(struct tn_walk *walk, const struct tn_program *p, tn_valu
     return TN_OK;
 }
 
-int64_t tn_walk_next(struct tn_walk *walk)
+static int64_t element_at(const struct tn_walk *walk)
 {
     int64_t element = 0;
     for (int32_t dim = 0; dim < walk->rank; dim++)
         element = element * walk->whole[dim] + walk->index[dim][walk->at[dim]];
+    return element;
+}
+
+int64_t tn_walk_next(struct tn_walk *walk)
+{
+    int64_t element = element_at(walk);
     for (int32_t dim = walk->rank - 1; dim >= 0 && ++walk->at[dim] == walk->shape[dim]; dim--)
         walk->at[dim] = 0;
     return element;
+}
+
+/* Dimensions after `cut` are whole, so rows of it lie side by side as long as their indices do. */
+int64_t tn_walk_run(struct tn_walk *walk, int64_t most, int64_t *element)
+{
+    int32_t cut = walk->rank - 1;
+    int64_t row = 1, within = 0, rows = 1;
+    for (; cut >= 0 && walk->shape[cut] == walk->whole[cut]; cut--) {
+        within += walk->at[cut] * row;
+        row *= walk->shape[cut];
+    }
+    *element = element_at(walk);
+    if (cut >= 0)
+        for (const int64_t *index = walk->index[cut] + walk->at[cut];
+             walk->at[cut] + rows < walk->shape[cut] && rows * row - within < most && index[rows] == *index + rows;)
+            rows++;
+    int64_t count = rows * row - within < most ? rows * row - within : most, after = within + count;
+    for (int32_t dim = walk->rank - 1; dim >= 0; dim--) {
+        int64_t at = dim > cut ? after : walk->at[dim] + after;
+        walk->at[dim] = at % walk->shape[dim];
+        after = at / walk->shape[dim];
+    }
+    return count;
 }
 
 void tn_walk_finish(struct tn_walk *walk)

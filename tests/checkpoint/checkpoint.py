@@ -122,6 +122,9 @@ class Files(CheckpointTest):
         self.assertEqual(model["transformer.h.1.attn.c_attn.weight"][:2], ("F32", [64, 192]))
         self.assertEqual(model["transformer.h.0.attn.c_attn.bias"][1], [192])
         self.assertEqual(set(optimizer), {name + ".adamw." + which for name in model for which in "mv"})
+        qkv = floats(model["transformer.h.1.attn.c_attn.weight"])
+        self.assertEqual([sum(value == 0 for row in range(64) for value in qkv[row * 192 + part * 64:][:64])
+                          for part in range(3)], [0, 0, 0])
         for name in optimizer:
             self.assertEqual(optimizer[name][1], model[name[:-len(".adamw.m")]][1])
         with open(self.path("out/latest/state.json"), encoding="utf-8") as file:
