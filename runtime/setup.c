@@ -49,7 +49,8 @@ static void load(struct tn_job *job, struct tn_instance *instance, const char *n
     tn_instance_init(instance, &library, &job->manifest, &job->diag);
     instance->facts = &job->facts;
     size_t before = job->diag.count;
-    if (instance->options.sound && tn_instance_create(instance, next, &error) != TN_LOAD_OK && job->diag.count == before)
+    if (instance->options.sound && tn_instance_create(instance, next, &error) != TN_LOAD_OK &&
+        job->diag.count == before)
         tn_diag_add(&job->diag, where, NULL, "plugin %s: %s", name, error.text);
 }
 

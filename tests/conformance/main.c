@@ -79,7 +79,9 @@ static int run_one(struct world *w, const struct test *t, int32_t n)
 
 static int usage(const char *name)
 {
-    fprintf(stderr, "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] PLUGIN.so\n",
+    fprintf(stderr,
+            "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] [--joined FILE] "
+            "PLUGIN.so\n",
             name);
     return 2;
 }

@@ -36,7 +36,8 @@ class Mpirun(JobTest):
 
     def test_verify_over_mpi(self):
         shm = self.mpirun(2, "shm", *layout(tp=2))
-        self.assertEqual(shm, self.mpirun(2, "mpi", *layout(tp=2), *settings(comm={"backend": "mpi", "layers": "verify"})))
+        mpi = self.mpirun(2, "mpi", *layout(tp=2), *settings(comm={"backend": "mpi", "layers": "verify"}))
+        self.assertEqual(shm, mpi)
 
     def test_not_from_mpirun(self):
         self.TENON = TENON

@@ -408,7 +408,8 @@ static const struct tn_option options[] = {
     { .struct_size = sizeof(struct tn_option),
       .type = TN_OPT_STRING,
       .key = "file",
-      .help = "Each rank writes <file>.<rank>.jsonl, a line for each operation; empty: a summary on stderr at the end." },
+      .help = "Each rank writes <file>.<rank>.jsonl, a line for each operation; empty: a summary on stderr at the "
+              "end." },
 };
 
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
