@@ -28,8 +28,8 @@ struct sdp {
 };
 
 /* The keys of section [sdp]. Tenon parses them, checks types and ranges, refuses unknown ones and prints this table in
- * `tenon plugin inspect`. A strategy with the key "size" and no `axes` function gets one axis of that size, named by its
- * id; "auto" takes the ranks that other strategies leave. */
+ * `tenon plugin inspect`. A strategy with the key "size" and no `axes` function gets one axis of that size, named by
+ * its id; "auto" takes the ranks that other strategies leave. */
 static const struct tn_option options[] = {
     {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
      "Ranks that share the batch; auto: all that other strategies leave."},
