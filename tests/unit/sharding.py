@@ -199,6 +199,11 @@ class Ckpt(PlanTest):
             sent = self.plan("ckpt, tp", **self.FULL, **tp, ckpt__resend="on")[1]
             self.assertGreater(sum(calls for calls, _ in sent.values()), sum(calls for calls, _ in plain.values()))
 
+    def test_copies_share_the_gathers_of_the_backward_pass(self):
+        plain = self.plan("fsdp", fsdp__size=2)[1]
+        for more in ({}, self.FULL):
+            self.assertEqual(self.plan("ckpt, fsdp", fsdp__size=2, **more)[1], plain)
+
     def test_flops_are_of_a_second_forward_pass(self):
         def flops(chain="", **settings):
             words = {"gpt.layers": LAYERS, "strategies.chain": chain, **settings}
