@@ -73,6 +73,10 @@ class Resume(CheckpointTest):
     def test_dp_with_dropout_and_gpt2_to_the_bit(self):
         self.check_same_layout(*chain(dp=2), *GPT2, *settings(gpt={"dropout": 0.1}))
 
+    def test_bf16_sgd_and_micro_batches_to_the_bit(self):
+        other = settings(precision={"compute": "bf16"}, optimizer={"kind": "sgd"}, data={"micro_batches": 2})
+        self.check_same_layout(*chain(tp=2, fsdp=2), *GPT2, *other)
+
     def check_other_layouts(self, *model):
         """tp 2 -> dp 2 -> fsdp 3 -> one rank, two steps each, beside one rank throughout."""
         self.train("whole", 8, *model, metrics="whole.jsonl")
@@ -199,7 +203,7 @@ class Killed(CheckpointTest):
     def test_an_interrupt_saves(self):
         words = settings(job={"steps": 100000}, checkpoint={"folder": "stopped"}, data={"batch": 12})
         run = self.start("run", "job.ini", "--metrics", "metrics", *words, *chain(tp=2))
-        self.assertTrue(tenon_job.until(lambda: len(self.losses()) >= 2 if os.path.exists(self.path("metrics")) else 0))
+        self.assertTrue(tenon_job.until(lambda: len(self.losses()) >= 2))
         run.process.send_signal(signal.SIGINT)
         run.wait()
         last = max(self.losses())
@@ -217,7 +221,7 @@ class Slow(CheckpointTest):
     def test_steps_go_on_while_it_is_written(self):
         """Saved after step 5; four more steps are done long before a disk that slow has it."""
         run = self.start_slow(1000, 9, 5, *chain(dp=2))
-        self.assertTrue(tenon_job.until(lambda: os.path.exists(self.path("metrics")) and 9 in self.losses()), run.stderr)
+        self.assertTrue(tenon_job.until(lambda: 9 in self.losses()), run.stderr)
         self.assertFalse(os.path.lexists(self.path("slow/latest")))
         self.assertEqual(run.wait(), 0, run.stderr)
         self.assertEqual(sorted(os.listdir(self.path("slow"))), ["latest", "step-00000005", "step-00000009"])
@@ -232,7 +236,8 @@ class Slow(CheckpointTest):
         renames = [line for line in lines if line.startswith("rename ") and "latest" in line or temporary + " " in line]
         self.assertEqual(renames, ["rename %s %s" % (temporary, final), "rename .latest.tmp latest"])
         before = lines[:lines.index(renames[0])]
-        for name, ranks in (("model.safetensors", 2), ("optimizer.safetensors", 2), ("config.json", 1), ("state.json", 1)):
+        for name, ranks in (("model.safetensors", 2), ("optimizer.safetensors", 2), ("config.json", 1),
+                            ("state.json", 1)):
             self.assertEqual(before.count("fsync %s/%s" % (temporary, name)), ranks, lines)
         self.assertIn("fsync " + temporary, before)
         self.assertIn("fsync " + folder[:-1], lines[lines.index(renames[0]):lines.index(renames[1])])
