@@ -23,8 +23,9 @@ enum { PATH_MOST = 4096, WAIT_SLICES = 200, WAIT_SLICE_NS = 2000000 };
 
 /* What all ranks are at. */
 enum phase { PHASE_IDLE, PHASE_WRITING, PHASE_PUBLISHING };
-/* What this rank says of its thread; the largest of all ranks decides. */
-enum { THREAD_DONE, THREAD_BUSY, THREAD_FAILED };
+/* What this rank says of its thread; the largest of all ranks decides, so that nobody cleans up behind a failure while
+ * another rank still writes. */
+enum { THREAD_DONE, THREAD_FAILED, THREAD_BUSY };
 
 struct file {
     struct tn_buf header;

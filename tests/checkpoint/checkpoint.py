@@ -5,6 +5,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import time
 import unittest
@@ -164,6 +165,19 @@ class Files(CheckpointTest):
         self.assertEqual(before, self.tensors("full"))
         self.train("full", 3)
         self.assertEqual(sorted(self.losses()), [3])
+
+    def test_a_small_disk_under_two_ranks(self):
+        """A real file system without room for the third checkpoint, where one may be mounted."""
+        os.mkdir(self.path("disk"))
+        words = settings(job={"steps": 20}, checkpoint={"folder": "disk", "every": 1, "keep": 0}) + chain(tp=2)
+        inside = ["unshare", "-rm", "sh", "-c",
+                  'mount -t tmpfs -o size=3m tmpfs disk || exit 77; "$@"; echo code $?; ls -A disk', "sh"]
+        command = inside + [self.TENON, "run", "job.ini"] + words
+        run = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        if "code" not in run.stdout:
+            self.skipTest("no mount namespace: " + run.stderr)
+        self.matches("state.json: No space left on device|safetensors: No space left on device", run.stderr)
+        self.assertEqual(run.stdout.split()[-5:], ["code", "1", "latest", "step-00000001", "step-00000002"])
 
     def test_a_folder_that_cannot_be_made(self):
         self.write("taken", "a file")
