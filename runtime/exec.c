@@ -297,6 +297,7 @@ static tn_status start(struct tn_exec *exec, struct entry *e)
     struct tn_comm *c = exec->machine.comm[e->axis];
     struct tn_queue *q = exec->machine.queue;
     switch (e->opcode) {
+    case TN_OP_STAGE_SUM:
     case TN_OP_ALL_REDUCE: return b->all_reduce(c, e->send, e->recv, e->count, e->dtype, e->red, q, &e->request);
     case TN_OP_ALL_GATHER: return b->all_gather(c, e->send, e->recv, e->count, e->dtype, q, &e->request);
     case TN_OP_REDUCE_SCATTER: return b->reduce_scatter(c, e->send, e->recv, e->count, e->dtype, e->red, q, &e->request);

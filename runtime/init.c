@@ -2,7 +2,7 @@
  *
  * Element i of a param is a function of (seed, name, i), where i counts in the whole tensor: Philox keyed by a hash
  * of seed and name gives four uniforms for each i / 4, Box and Muller (1958) two normals from two of them. So any
- * layout starts from the same model, bit for bit. */
+ * layout starts from the same model, bit for bit. A name "w#1" is that of another copy of w, which starts as w does. */
 #include "job.h"
 
 #include <math.h>
@@ -51,7 +51,7 @@ static float *start_values(const struct tn_program *p, tn_value v, int64_t seed)
     float *data = calloc((size_t)tn_local_elements(p, v) + 1, sizeof *data);
     if (!data || value->kind == TN_KIND_STATE)
         return data;
-    struct draw d = { .key = XXH3_64bits_withSeed(value->name, strlen(value->name), (XXH64_hash_t)seed),
+    struct draw d = { .key = XXH3_64bits_withSeed(value->name, strcspn(value->name, "#"), (XXH64_hash_t)seed),
                       .group = UINT64_MAX, .scale = (float)value->init_arg, .init = value->init };
     struct tn_walk walk;
     tn_status status = tn_walk_init(&walk, p, v);

@@ -127,6 +127,7 @@ tn_status tn_job_compile(struct tn_job *job, int mode, int32_t rank, int64_t bat
     if (!run_chain(job, c, "lower", watch))
         goto end;
 
+    tn_own_stages(p);
     tn_fuse(p);
     if (!arrow(job, c, p, "lower", watch))
         goto end;

@@ -14,6 +14,7 @@ int tn_mesh_add(struct tn_mesh *mesh, const char *name, int32_t size, const char
     mesh->axis[axis].size = size;
     mesh->axis[axis].stride = mesh->world;
     mesh->axis[axis].owner = owner;
+    mesh->axis[axis].stages = 0;
     mesh->world *= size;
     return 0;
 }

@@ -6,6 +6,10 @@
 
 #include "ops.h"
 
+/* Requires: on a mesh with an axis of stages, a stage on each op (-1: all run it). Establishes: only the ops that this
+ * rank runs are left. */
+void tn_own_stages(struct tn_program *p);
+
 /* Requires: placements everywhere. Establishes: neighbours that one kernel does in one pass over memory are one op.
  * Preserves: values, up to rounding. */
 void tn_fuse(struct tn_program *p);

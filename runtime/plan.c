@@ -245,11 +245,17 @@ static void find_waits(struct planner *s)
     const struct tn_program *p = s->p;
     struct tn_plan *plan = s->plan;
     size_t cap = 0;
+    tn_op sent = 0; /* the latest send: the next one waits for it, so that what was sent is kept no longer */
     for TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         plan->first_wait[o->order] = plan->n_waits;
         if (tn_op_is_free(o->opcode))
             continue;
+        if (o->opcode == TN_OP_SEND) {
+            if (sent && s->reading[root_of(s, p->ops[sent].in[0], NULL)] == sent)
+                wait_for(s, sent, o->order, &cap);
+            sent = op;
+        }
         for (uint32_t i = 0; i < o->n_in; i++)
             if (o->in[i])
                 wait_for(s, s->pending[root_of(s, o->in[i], NULL)], o->order, &cap);

@@ -424,6 +424,24 @@ static void api_set_kind(struct tn_program *p, tn_value v, uint32_t kind, tn_val
     p->values[v].like = like;
 }
 
+static void api_clear_flags(struct tn_program *p, tn_value v, uint32_t flags)
+{
+    if (good_value(p, v))
+        p->values[v].flags &= ~flags;
+}
+
+static tn_value api_value_copy(struct tn_program *p, tn_value v, const char *name)
+{
+    if (!good_value(p, v))
+        return 0;
+    tn_value copy = tn_value_new(p, p->values[v].kind, name, p->values[v].dtype, p->values[v].rank, p->values[v].shape);
+    const char *kept = p->values[copy].name;
+    p->values[copy] = p->values[v];
+    p->values[copy].name = kept;
+    p->values[copy].def = 0;
+    return copy;
+}
+
 static const struct tn_program_edit_api edit_api = {
     .struct_size = sizeof edit_api,
     .at = api_at,
@@ -450,6 +468,8 @@ static const struct tn_program_edit_api edit_api = {
     .op_copy = api_op_copy,
     .set_region = api_set_region,
     .set_kind = api_set_kind,
+    .clear_flags = api_clear_flags,
+    .value_copy = api_value_copy,
 };
 
 const void *tn_program_api_get(const char *id)

@@ -320,7 +320,7 @@ static void settle(struct tn_program *p)
     }
 }
 
-/* An axis of one rank cuts nothing. */
+/* An axis of one rank cuts nothing; along one of stages, who has a value has all of it. */
 static void resolve_trivial(struct tn_program *p, int32_t axis)
 {
     for (tn_value v = 1; v <= p->n_values; v++)
@@ -337,6 +337,8 @@ static void gather_outputs(struct resolver *r)
         tn_op after = p->ops[p->values[v].def].next;
         p->insert_before = after;
         p->at_region = p->ops[p->values[v].def].region;
+        p->at_layer = p->ops[p->values[v].def].layer;
+        p->at_stage = p->ops[p->values[v].def].stage;
         tn_placement from = p->values[v].place[r->axis];
         int steps = 0;
         if (!isfinite(conversion_cost(p, v, r->axis, from, TN_REPLICATE, &steps))) {
@@ -374,7 +376,7 @@ static int cuts_flat(const struct tn_program *p, int32_t axis)
 
 static void resolve_axis(struct tn_program *p, int32_t axis)
 {
-    if (p->mesh->axis[axis].size == 1) {
+    if (p->mesh->axis[axis].size == 1 || p->mesh->axis[axis].stages) {
         resolve_trivial(p, axis);
         return;
     }

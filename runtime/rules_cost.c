@@ -66,6 +66,7 @@ void cost_comm(const struct tn_program *p, tn_op op, double *flops, double *byte
     double in = o->n_in ? local_bytes(p, o->in[0]) : 0, out = o->n_out ? local_bytes(p, o->out[0]) : 0;
     *flops = 0;
     switch (o->opcode) {
+    case TN_OP_STAGE_SUM:
     case TN_OP_ALL_REDUCE: *bytes = 2 * share * in; break;
     case TN_OP_ALL_GATHER: *bytes = share * out; break;
     case TN_OP_REDUCE_SCATTER: *bytes = share * in; break;

@@ -19,6 +19,7 @@ struct scheduler {
     tn_value *micro;  /* by micro-batch and value */
     tn_value *root;   /* by value: the empty accumulator that its chain of updates starts at, or 0 */
     tn_value *latest; /* by root: the copy that holds what was accumulated so far */
+    tn_value *used;   /* by value: 1 if an op has it among its inputs */
 };
 
 int tn_op_is_comm(uint32_t opcode)
@@ -30,7 +31,8 @@ int tn_op_is_comm(uint32_t opcode)
     case TN_OP_ALL_TO_ALL:
     case TN_OP_BROADCAST:
     case TN_OP_SEND:
-    case TN_OP_RECV: return 1;
+    case TN_OP_RECV:
+    case TN_OP_STAGE_SUM: return 1;
     default: return 0;
     }
 }
@@ -137,8 +139,17 @@ static void find_roots(struct scheduler *s)
     }
 }
 
+static void find_used(struct scheduler *s)
+{
+    for TN_EACH_OP(s->p, op)
+        for (uint32_t i = 0; i < s->p->ops[op].n_in; i++)
+            s->used[s->p->ops[op].in[i]] = 1;
+}
+
 static int may_hoist(uint32_t opcode)
 {
+    if (opcode == TN_OP_SEND || opcode == TN_OP_RECV)
+        return 0; /* messages between two ranks keep their order */
     return tn_op_is_comm(opcode) || tn_op_is_free(opcode) || opcode == TN_OP_SPLIT_BLOCKS;
 }
 
@@ -195,7 +206,7 @@ void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t mi
     if (!slots_fit(flat, micro_batches, slots, n_slots))
         return;
     struct scheduler s = { .p = p, .flat = flat, .micro_batches = micro_batches };
-    tn_value *tables = calloc(n * (size_t)(micro_batches + 3), sizeof *tables);
+    tn_value *tables = calloc(n * (size_t)(micro_batches + 4), sizeof *tables);
     if (!tables) {
         tn_program_error(flat, 0, "out of memory for %d micro-batches", micro_batches);
         return;
@@ -203,10 +214,12 @@ void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t mi
     s.once = tables;
     s.root = tables + n;
     s.latest = tables + 2 * n;
-    s.micro = tables + 3 * n;
+    s.used = tables + 3 * n;
+    s.micro = tables + 4 * n;
     find_roots(&s);
-    for (tn_value v = 1; v <= p->n_values; v++) /* persistent memory, in the order of the model */
-        if (!p->values[v].def && (p->values[v].kind == TN_KIND_PARAM || p->values[v].kind == TN_KIND_STATE))
+    find_used(&s);
+    for (tn_value v = 1; v <= p->n_values; v++) /* persistent memory of this rank's ops, in the order of the model */
+        if (s.used[v] && !p->values[v].def && (p->values[v].kind == TN_KIND_PARAM || p->values[v].kind == TN_KIND_STATE))
             s.once[v] = copy_value(&s, v, -1);
     run_region(&s, TN_REGION_PROLOGUE, -1, -1);
     for (uint32_t i = 0; slots && i < n_slots; i++)

@@ -152,13 +152,18 @@ static void lay_out_mesh(struct tn_job *job)
                 add_axis(job, instance, instance->library.plugin->id, job->chain_size[i]);
             continue;
         }
-        struct tn_axis axes[TN_MAX_AXES] = { 0 };
+        struct tn_axis axes[2 * TN_MAX_AXES] = { 0 }; /* room for a longer struct of a newer plugin */
         int32_t n = 0;
         if (strategy->axes(instance->self, job->chain_size[i], axes, TN_MAX_AXES, &n) != TN_OK)
             tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "strategies", "chain"), NULL, "%s: %s",
                         instance->library.plugin->id, tn_instance_message(instance));
-        for (int32_t a = 0; a < n && a < TN_MAX_AXES; a++)
-            add_axis(job, instance, axes[a].name, axes[a].size);
+        uint32_t stride = axes[0].struct_size <= 2 * sizeof *axes ? axes[0].struct_size : 0;
+        for (int32_t a = 0; a < n && a < TN_MAX_AXES; a++) {
+            const struct tn_axis *axis = (const struct tn_axis *)((const char *)axes + (size_t)a * stride);
+            add_axis(job, instance, axis->name, axis->size);
+            if (TN_HAS(axis, kind) && axis->kind == TN_AXIS_STAGES && job->mesh.n_axes > 0)
+                job->mesh.axis[job->mesh.n_axes - 1].stages = 1;
+        }
     }
 }
 

@@ -209,6 +209,7 @@ static tn_status read_output(const struct bound *b, const char *name, float *out
     for (tn_value v = 1; v <= flat->n_values; v++)
         if ((flat->values[v].flags & TN_VALUE_OUTPUT) && strncmp(flat->values[v].name, name, length) == 0)
             return tn_exec_read(b->exec, v, out, count * sizeof *out);
+    tn_log(TN_LOG_ERROR, "the program has no output %s", name);
     return TN_NOT_FOUND;
 }
 

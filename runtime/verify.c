@@ -297,8 +297,8 @@ static void check_ops(struct tn_verify *vf)
         }
         if (!tn_region_name(o->region))
             bad_op(vf, op, "is in region %u; there are prologue, forward, backward and step", o->region);
-        if (o->layer < -1 || o->stage < 0)
-            bad_op(vf, op, "has layer %d and stage %d; they are at least -1 and 0", o->layer, o->stage);
+        if (o->layer < -1 || o->stage < -1)
+            bad_op(vf, op, "has layer %d and stage %d; both are at least -1", o->layer, o->stage);
         check_arity(vf, op, kind);
         check_attrs(vf, op, kind);
         check_comm(vf, op, kind);

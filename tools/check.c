@@ -74,7 +74,8 @@ static uint32_t uneven_axes(const struct tn_program *p)
     uint32_t mask = 0;
     for (tn_value v = 1; v <= p->n_values; v++)
         for (int32_t axis = 0; axis < p->mesh->n_axes; axis++)
-            if (TN_PLACE_KIND(p->values[v].place[axis]) == TN_PLACE_SHARD && TN_PLACE_PARTS(p->values[v].place[axis]))
+            if (p->mesh->axis[axis].stages ||
+                (TN_PLACE_KIND(p->values[v].place[axis]) == TN_PLACE_SHARD && TN_PLACE_PARTS(p->values[v].place[axis])))
                 mask |= 1u << axis;
     return mask;
 }

@@ -81,6 +81,9 @@ struct tn_program_edit_api {
     void (*set_region)(struct tn_program *p, tn_op op, uint32_t region);
     /* What a value is (TN_KIND_*), and the param that it belongs to (0: none). */
     void (*set_kind)(struct tn_program *p, tn_value v, uint32_t kind, tn_value like);
+    void (*clear_flags)(struct tn_program *p, tn_value v, uint32_t flags);
+    /* Another copy of a value that no op makes, equal but for its name: "w#1" is a copy of w that starts as w does. */
+    tn_value (*value_copy)(struct tn_program *p, tn_value v, const char *name);
 };
 
 #ifdef __cplusplus

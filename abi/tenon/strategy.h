@@ -12,14 +12,22 @@
 extern "C" {
 #endif
 
-/* One axis of the mesh that the strategy adds. Axes of one strategy are given fastest first. */
+/* What the ranks along an axis do: the same ops on parts of the values, or each its own stage's ops. */
+enum { TN_AXIS_PARTS = 0, TN_AXIS_STAGES = 1 };
+
+/* One axis of the mesh that the strategy adds. Axes of one strategy are given fastest first,
+ * struct_size bytes of the first one apart. */
 struct tn_axis {
     uint32_t struct_size;
     int32_t size;
     const char *name; /* [a-z][a-z0-9_]*, unique in the job; lives as long as the instance */
+    uint32_t kind;    /* TN_AXIS_*; at most one axis of a job has stages: rank r of it runs the ops
+                         of stages r, r + size, .. and those of stage -1, which all run */
+    uint32_t reserved;
 };
 
-/* One slot of a pipeline schedule: run region's ops of `stage` for micro-batch `micro`. */
+/* One slot of a pipeline schedule: run region's ops of `stage` for micro-batch `micro`. Slots
+ * lie struct_size bytes of the first one apart. */
 struct tn_slot {
     uint32_t struct_size;
     uint32_t region; /* TN_REGION_FORWARD, TN_REGION_BACKWARD */

@@ -22,6 +22,7 @@ struct reduction {
     tn_value from, to;        /* accumulator, reduced gradient */
     uint64_t ready;           /* place in program order of the op that completes the accumulator */
     int64_t elements;         /* of this rank's part */
+    int32_t stage;
     int joined;               /* 1: a bucket does its work */
 };
 
@@ -87,13 +88,15 @@ static void collect(struct bucketing *b, uint64_t *place_of)
         struct tn_value_info value = {.struct_size = sizeof value};
         read->value_info(b->program, info.in[0], &value);
         b->items[b->n++] = (struct reduction){op, info.in[0], info.out[0], value.def ? place_of[value.def] : 0,
-                                              local_elements(b, info.in[0]), 0};
+                                              local_elements(b, info.in[0]), info.stage, 0};
     }
 }
 
 static int by_readiness(const void *a, const void *b)
 {
     const struct reduction *x = a, *y = b;
+    if (x->stage != y->stage)
+        return x->stage < y->stage ? -1 : 1;
     if (x->ready != y->ready)
         return x->ready < y->ready ? -1 : 1;
     return x->op < y->op ? -1 : x->op > y->op; /* one op may complete two */
@@ -118,6 +121,7 @@ static void join(struct bucketing *b, uint64_t first, uint64_t end, tn_value *me
     const struct tn_attr reduce[] = {TN_ATTR_I("axis", b->axis), TN_ATTR_I("red", TN_RED_SUM)};
     char name[64];
     uint32_t n = (uint32_t)(end - first), bucket = b->buckets++;
+    edit->at(b->program, TN_REGION_STEP, -1, b->items[first].stage);
     for (uint32_t i = 0; i < n; i++)
         members[i] = b->items[first + i].from;
     snprintf(name, sizeof name, "dp.bucket.%u", bucket);
@@ -140,12 +144,12 @@ static void join(struct bucketing *b, uint64_t first, uint64_t end, tn_value *me
 /* The old reductions go last: the first of them may be the op before which buckets are put. */
 static void join_all(struct bucketing *b, tn_value *members)
 {
-    b->dp->edit->at(b->program, TN_REGION_STEP, -1, 0);
     b->dp->edit->insert_before(b->program, b->step);
     int64_t most = b->dp->bucket_bytes / (int64_t)sizeof(float);
     for (uint64_t first = 0, end; first < b->n; first = end) {
         int64_t elements = b->items[first].elements;
-        for (end = first + 1; end < b->n && elements + b->items[end].elements <= most; end++)
+        for (end = first + 1; end < b->n && b->items[end].stage == b->items[first].stage &&
+                                elements + b->items[end].elements <= most; end++)
             elements += b->items[end].elements;
         if (end - first > 1)
             join(b, first, end, members);

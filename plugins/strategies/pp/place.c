@@ -1,0 +1,208 @@
+/* pp.place: a stage for every op.
+ *
+ * Requires: a program with gradients. Establishes: forward and backward ops have their layer's stage; what stands
+ * before the first layer is with it, what stands behind the last with that; a param's casts and updates are where it is
+ * used. The few values that all stages need are made by ops that all run (stage -1) from
+ *     the norm     sumsq of each stage's gradients, then stage_sum
+ *     outputs      broadcast from the stage that makes them
+ * A param that two stages use (tied embeddings) gets a second copy: tied.c.
+ */
+#include "pp.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int32_t stage_of_layer(const struct staging *s, int32_t layer)
+{
+    int32_t stage = 0;
+    while (stage + 1 < s->size && layer >= s->first[stage + 1])
+        stage++;
+    return stage;
+}
+
+void pp_set_stage(struct staging *s, tn_op op, int32_t stage)
+{
+    s->stage[op] = stage;
+    s->pp->edit->set_stage(s->program, op, stage);
+}
+
+int32_t pp_stage_of_value(const struct staging *s, tn_value v)
+{
+    struct tn_value_info info;
+    pp_value(s->pp, s->program, v, &info);
+    return info.def ? s->stage[info.def] : PP_NONE;
+}
+
+int32_t pp_stage_of_param(const struct staging *s, tn_value param, int32_t *last)
+{
+    const struct tn_program_api *read = s->pp->read;
+    int32_t first = PP_NONE;
+    *last = PP_NONE;
+    for (tn_op user = read->user_next(s->program, param, 0); user; user = read->user_next(s->program, param, user)) {
+        struct tn_op_info info;
+        pp_op(s->pp, s->program, user, &info);
+        int32_t stage = s->stage[user], end = stage;
+        if (info.opcode == TN_OP_CAST && info.region == TN_REGION_PROLOGUE)
+            stage = pp_stage_of_param(s, info.out[0], &end);
+        else if (info.region != TN_REGION_FORWARD)
+            continue;
+        if (stage == PP_NONE)
+            continue;
+        first = first == PP_NONE || stage < first ? stage : first;
+        *last = end > *last ? end : *last;
+    }
+    return first;
+}
+
+static int32_t stage_of_compute(struct staging *s, const struct tn_op_info *op)
+{
+    if (op->layer >= 0) {
+        s->seen_layer |= op->region == TN_REGION_FORWARD;
+        return stage_of_layer(s, op->layer);
+    }
+    if (op->region == TN_REGION_FORWARD)
+        return s->seen_layer ? s->size - 1 : 0;
+    if (op->source)
+        return s->stage[op->source];
+    for (uint32_t i = 0; i < op->n_in; i++)
+        if (op->in[i] && pp_stage_of_value(s, op->in[i]) >= 0)
+            return pp_stage_of_value(s, op->in[i]);
+    return s->size - 1;
+}
+
+static void place_compute(struct staging *s)
+{
+    for (tn_op op = s->pp->read->op_next(s->program, 0); op; op = s->pp->read->op_next(s->program, op)) {
+        struct tn_op_info info;
+        pp_op(s->pp, s->program, op, &info);
+        if (info.region == TN_REGION_FORWARD || info.region == TN_REGION_BACKWARD)
+            pp_set_stage(s, op, stage_of_compute(s, &info));
+    }
+}
+
+/* Casts and updates are with their param; what is left is made everywhere, or by a stage's values. */
+static void place_rest(struct staging *s)
+{
+    for (tn_op op = s->pp->read->op_next(s->program, 0); op; op = s->pp->read->op_next(s->program, op)) {
+        struct tn_op_info info;
+        struct tn_value_info out = {0};
+        pp_op(s->pp, s->program, op, &info);
+        if (info.region != TN_REGION_PROLOGUE && info.region != TN_REGION_STEP)
+            continue;
+        if (info.n_out)
+            pp_value(s->pp, s->program, info.out[0], &out);
+        int32_t stage = PP_ALL, last;
+        if (out.like)
+            stage = pp_stage_of_param(s, out.like, &last);
+        else if (info.region == TN_REGION_STEP && info.n_in && pp_stage_of_value(s, info.in[0]) >= 0 && info.opcode != TN_OP_SUMSQ)
+            stage = pp_stage_of_value(s, info.in[0]);
+        pp_set_stage(s, op, stage == PP_NONE ? PP_ALL : stage);
+    }
+}
+
+/* The norm's sum over all gradients becomes one sum a stage and their sum. */
+static void split_norm(struct staging *s, tn_op op)
+{
+    const struct tn_program_edit_api *edit = s->pp->edit;
+    struct tn_op_info info;
+    tn_value terms[PP_MOST_STAGES], group[4096];
+    char name[256];
+    pp_op(s->pp, s->program, op, &info);
+    edit->insert_before(s->program, op);
+    uint32_t n_terms = 0;
+    for (int32_t stage = 0; stage < s->size && stage < PP_MOST_STAGES; stage++) {
+        uint32_t n = 0;
+        pp_op(s->pp, s->program, op, &info);
+        for (uint32_t i = 0; i < info.n_in && n < sizeof group / sizeof *group; i++)
+            if (pp_stage_of_value(s, info.in[i]) == stage)
+                group[n++] = info.in[i];
+        if (n == 0)
+            continue;
+        edit->at(s->program, TN_REGION_STEP, -1, stage);
+        snprintf(name, sizeof name, "grad.sumsq.stage%d", stage);
+        terms[n_terms++] = edit->op(s->program, TN_OP_SUMSQ, name, group, n, NULL, 0);
+    }
+    const struct tn_attr axis = TN_ATTR_I("axis", s->axis);
+    edit->at(s->program, TN_REGION_STEP, -1, PP_ALL);
+    tn_value sum = edit->op(s->program, TN_OP_STAGE_SUM, "grad.sumsq.all", terms, n_terms, &axis, 1);
+    edit->insert_before(s->program, 0);
+    pp_op(s->pp, s->program, op, &info);
+    edit->replace_uses(s->program, info.out[0], sum, 0);
+    edit->op_remove(s->program, op);
+}
+
+/* What the host reads is broadcast from the stage that makes it. */
+static void share_output(struct staging *s, tn_op op, tn_value v)
+{
+    const struct tn_program_edit_api *edit = s->pp->edit;
+    struct tn_op_info info;
+    struct tn_value_info out;
+    char name[256];
+    pp_op(s->pp, s->program, op, &info);
+    pp_value(s->pp, s->program, v, &out);
+    const struct tn_attr attrs[] = {TN_ATTR_I("axis", s->axis), TN_ATTR_I("root", s->stage[op])};
+    edit->at(s->program, info.region, info.layer, PP_ALL);
+    edit->insert_before(s->program, s->pp->read->op_next(s->program, op));
+    snprintf(name, sizeof name, "%.240s.shared", out.name);
+    tn_value shared = edit->op(s->program, TN_OP_BROADCAST, name, &v, 1, attrs, 2);
+    edit->insert_before(s->program, 0);
+    edit->set_flags(s->program, shared, TN_VALUE_OUTPUT);
+    edit->clear_flags(s->program, v, TN_VALUE_OUTPUT);
+}
+
+static void share(struct staging *s)
+{
+    const struct tn_program_api *read = s->pp->read;
+    for (tn_op op = read->op_next(s->program, 0), next; op; op = next) {
+        struct tn_op_info info;
+        next = read->op_next(s->program, op);
+        pp_op(s->pp, s->program, op, &info);
+        if (info.opcode == TN_OP_SUMSQ) {
+            split_norm(s, op);
+            continue;
+        }
+        for (uint32_t i = 0; s->stage[op] >= 0 && i < info.n_out; i++) {
+            struct tn_value_info out;
+            pp_op(s->pp, s->program, op, &info);
+            pp_value(s->pp, s->program, info.out[i], &out);
+            if (out.flags & TN_VALUE_OUTPUT)
+                share_output(s, op, info.out[i]);
+        }
+    }
+}
+
+tn_status pp_place(void *self, struct tn_program *program)
+{
+    const struct pp *pp = self;
+    const struct tn_program_api *read = pp->read;
+    int32_t axis = read->axis_find(program, "pp");
+    if (axis < 0)
+        return pp->host->fail(pp->host, TN_ERROR, "the mesh has no axis pp");
+    if (read->axis_size(program, axis) == 1)
+        return TN_OK;
+    tn_op last = 0, values = 0;
+    for (tn_op op = read->op_next(program, 0); op; op = read->op_next(program, op))
+        last = op > last ? op : last;
+    for (tn_value v = read->value_next(program, 0); v; v = read->value_next(program, v))
+        values = v;
+    struct staging *s = pp->host->alloc(pp->host, sizeof *s);
+    int32_t *stage = pp->host->alloc(pp->host, ((uint64_t)last + 4 * values + 1) * sizeof *stage) /* copies add a few ops a param */;
+    tn_status status = TN_OK;
+    if (s && stage && pp_cut(pp, pp->size, pp->facts->get(pp->host, "layers", 0), s->first)) {
+        s->pp = pp;
+        s->program = program;
+        s->axis = axis;
+        s->size = pp->size;
+        s->stage = stage;
+        s->seen_layer = 0;
+        place_compute(s);
+        pp_copy_tied(s);
+        place_rest(s);
+        share(s);
+    } else {
+        status = pp->host->fail(pp->host, TN_ERROR, "no memory, or the layers do not add up");
+    }
+    pp->host->release(pp->host, stage);
+    pp->host->release(pp->host, s);
+    return status;
+}
