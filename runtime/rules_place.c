@@ -166,7 +166,8 @@ static int alike(struct rows r, const char *others, uint32_t skip_scalars)
     size_t n = 0;
     for (const char *c = others; *c; c++)
         letters[n++] = *c;
-    for (int32_t d = 0; d < rank_of(&r, 0); d++)
+    tn_value like = o->n_in ? o->in[0] : o->out[0]; /* what is received has no input */
+    for (int32_t d = 0; like && d < r.p->values[like].rank; d++)
         letters[n++] = (char)('0' + d);
     for (size_t l = 0; l < n; l++) {
         size_t at = 0;

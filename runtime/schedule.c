@@ -120,7 +120,7 @@ static void copy_op(struct scheduler *s, tn_op op, int32_t micro)
 static void run_region(struct scheduler *s, uint32_t region, int32_t stage, int32_t micro)
 {
     for TN_EACH_OP(s->p, op)
-        if (s->p->ops[op].region == region && (stage < 0 || s->p->ops[op].stage == stage))
+        if (s->p->ops[op].region == region && (stage < 0 || s->p->ops[op].stage < 0 || s->p->ops[op].stage == stage))
             copy_op(s, op, micro);
 }
 

@@ -272,7 +272,34 @@ def sharded_suite():
     return groups
 
 
-SUITES = {"gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
+def pipelines(layers=4):
+    """pp by itself in both orders, with uneven stages, and with each other strategy."""
+    full, sp = {"ckpt__recompute": "full"}, {"tp__sequence_parallel": "on"}
+    return [
+        Chain("pp", pp=2), Chain("pp", 2, pp=2), Chain("pp", 4, pp=4), Chain("pp", 4, pp=4, pp__schedule="gpipe"),
+        Chain("pp", 4, pp=2, pp__layers="1, 3"), Chain("pp", 2, pp=3, pp__layers="1, 2, 1"), Chain("pp", 2, pp=1),
+        Chain("tp, pp", 4, tp=2, pp=2), Chain("tp, pp", 2, tp=2, pp=2, **sp), Chain("dp, pp", 4, dp=2, pp=2),
+        Chain("fsdp, pp", 2, fsdp=2, pp=2), Chain("fsdp, pp", 4, fsdp=3, pp=2, fsdp__level="gradients"),
+        Chain("fsdp, pp", 2, fsdp=2, pp=2, fsdp__level="optimizer"), Chain("ckpt, pp", 4, pp=2, **full),
+        Chain("tp, dp, pp", 4, tp=2, dp=2, pp=2, **sp), Chain("ckpt, tp, fsdp, pp", 2, tp=2, fsdp=2, pp=2, **sp, **full),
+    ]
+
+
+def pipeline_suite():
+    deep = {"data.batch": 24, "gpt.layers": 4}
+    gpt2, llama = {**GPT2, **deep}, {**LLAMA, **deep, **MASKED}
+    few = [Chain("pp", 4, pp=2), Chain("tp, pp", 2, tp=2, pp=2), Chain("fsdp, pp", 2, fsdp=2, pp=2)]
+    return [
+        Group("gpt2, tied", {**gpt2, **TIED}, pipelines()), Group("llama, untied, masked targets", {**llama, **UNTIED}, pipelines()),
+        Group("gpt2, untied", {**gpt2, **UNTIED}, few), Group("llama, tied", {**llama, **TIED}, few),
+        Group("gpt2, tied, validation and sample", {**gpt2, **TIED, **PRINTED}, few),
+        Group("gpt2, tied, bf16", {**gpt2, **TIED, **BF16}, few, precision="bf16"),
+        Group("gpt2, dropout", {**gpt2, **TIED, "gpt.dropout": 0.2}, [Chain("pp", pp=2), Chain("tp, pp", tp=2, pp=4)]),
+        Group("llama, SGD", {**llama, **UNTIED, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, few),
+    ]
+
+
+SUITES = {"pipeline": pipeline_suite, "gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
           "mixed": mixed_suite, "bf16": bf16_suite, "sharded": sharded_suite}
 
 

@@ -101,31 +101,61 @@ static void compare_part(struct part *part, const float *whole, int64_t n_whole,
     }
 }
 
-static FILE *open_params(const struct witness *w, int64_t step)
+static FILE *open_params(const struct witness *w, const char *what)
 {
     char path[4096];
-    snprintf(path, sizeof path, "%s.%s", w->args->params, step == 0 ? "start" : "end");
+    snprintf(path, sizeof path, "%s.%s", w->args->params, what);
     FILE *file = fopen(path, w->args->compare ? "rb" : "wb");
     if (!file)
         fail(path);
     return file;
 }
 
-/* Writes the whole parameter, or compares this rank's part with it. */
-static void witness_param(const struct witness *w, struct part *part, FILE *file, struct finding *finding)
+static void write_param(FILE *file, FILE *names, const struct part *part)
 {
     int64_t n = tn_elements(part->p->values[part->v].shape, part->p->values[part->v].rank);
-    tn_buf_printf(&finding->elements, finding->elements.length ? ", %lld" : "%lld", (long long)part->n);
-    if (!w->args->compare) {
-        if (part->n != n || fwrite(part->data, sizeof *part->data, (size_t)n, file) != (size_t)n)
-            fail("write");
-        return;
+    if (part->n != n || fwrite(part->data, sizeof *part->data, (size_t)n, file) != (size_t)n ||
+        fprintf(names, "%lld %s\n", (long long)n, part->p->values[part->v].name) < 0)
+        fail("write");
+}
+
+/* On one rank: every parameter, whole, and their names and sizes. */
+static void write_params(const struct witness *w, const struct tn_exec *exec, const struct tn_program *flat, FILE *file,
+                         FILE *names, struct finding *finding)
+{
+    for (tn_value v = 1; v <= flat->n_values; v++) {
+        struct part part;
+        if (flat->values[v].kind != TN_KIND_PARAM || flat->values[v].def)
+            continue;
+        part_init(&part, exec, flat, v);
+        tn_buf_printf(&finding->elements, finding->elements.length ? ", %lld" : "%lld", (long long)part.n);
+        write_param(file, names, &part);
+        part_finish(&part);
     }
-    float *whole = malloc((size_t)n * sizeof *whole);
-    if (!whole || fread(whole, sizeof *whole, (size_t)n, file) != (size_t)n)
-        fail("read");
-    compare_part(part, whole, n, w->travel, finding);
-    free(whole);
+}
+
+/* In any layout: this rank's part of each, none of those that are another stage's; "w#1" is a copy of w. */
+static void compare_params(const struct witness *w, const struct tn_exec *exec, const struct tn_program *flat, FILE *file,
+                           FILE *names, struct finding *finding)
+{
+    char name[512], copy[520];
+    long long n;
+    while (fscanf(names, "%lld %511s\n", &n, name) == 2) {
+        float *whole = malloc((size_t)n * sizeof *whole);
+        if (!whole || fread(whole, sizeof *whole, (size_t)n, file) != (size_t)n)
+            fail("read");
+        struct part part = { 0 };
+        snprintf(copy, sizeof copy, "%s#1", name);
+        tn_value v = tn_value_find(flat, name) ? tn_value_find(flat, name) : tn_value_find(flat, copy);
+        if (v) {
+            part_init(&part, exec, flat, v);
+            compare_part(&part, whole, n, w->travel, finding);
+        }
+        tn_buf_printf(&finding->elements, finding->elements.length ? ", %lld" : "%lld", (long long)part.n);
+        if (v)
+            part_finish(&part);
+        free(whole);
+    }
 }
 
 static void say(const struct witness *w, const struct tn_buf *line)
@@ -139,18 +169,11 @@ static void on_params(void *ctx, const struct tn_exec *exec, const struct tn_pro
     const struct witness *w = ctx;
     struct finding finding = { .param = "" };
     struct tn_buf line;
-    FILE *file = open_params(w, step);
+    FILE *file = open_params(w, step == 0 ? "start" : "end"), *names = open_params(w, "names");
     tn_buf_init(&finding.elements);
     tn_buf_init(&line);
-    for (tn_value v = 1; v <= flat->n_values; v++) {
-        struct part part;
-        if (flat->values[v].kind != TN_KIND_PARAM || flat->values[v].def)
-            continue;
-        part_init(&part, exec, flat, v);
-        witness_param(w, &part, file, &finding);
-        part_finish(&part);
-    }
-    if (fclose(file))
+    (w->args->compare ? compare_params : write_params)(w, exec, flat, file, names, &finding);
+    if (fclose(file) || fclose(names))
         fail(w->args->params);
     tn_buf_printf(&line, "{\"rank\": %d, \"when\": \"%s\", \"elements\": [%s], ", w->rank, step == 0 ? "start" : "end",
                   finding.elements.text);

@@ -58,7 +58,7 @@ static void open_plugin(struct small_job *job, struct tn_instance *instance, con
 static void add_axes(struct small_job *job, const struct tn_instance *instance, int32_t size)
 {
     const struct tn_strategy *table = tn_instance_table(instance);
-    struct tn_axis axes[TN_MAX_AXES] = {{sizeof(struct tn_axis), size, instance->library.plugin->id}};
+    struct tn_axis axes[TN_MAX_AXES] = {{.struct_size = sizeof(struct tn_axis), .size = size, .name = instance->library.plugin->id}};
     int32_t n = 1;
     if (table->axes)
         assert_int_equal(table->axes(instance->self, size, axes, TN_MAX_AXES, &n), TN_OK);
