@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "resolve.h"
+#include "passes/resolve.h"
 
 /* What happens after every arrow. 1: go on. */
 static int arrow(struct tn_job *job, struct tn_compiled *c, struct tn_program *p, const char *stage, const struct tn_watch *watch)

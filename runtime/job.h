@@ -8,14 +8,14 @@
 #ifndef TENON_JOB_H
 #define TENON_JOB_H
 
-#include "autodiff.h"
-#include "data.h"
-#include "exec.h"
-#include "launch.h"
-#include "loader.h"
-#include "passes.h"
-#include "plan.h"
-#include "report.h"
+#include "passes/autodiff.h"
+#include "data/data.h"
+#include "run/exec.h"
+#include "ranks/launch.h"
+#include "loader/loader.h"
+#include "passes/passes.h"
+#include "passes/plan.h"
+#include "run/report.h"
 
 enum { TN_MOST_CHAIN = 16, TN_MOST_LAYERS = 8 };
 

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "bpe.h"
-#include "find.h"
-#include "idx.h"
+#include "data/bpe.h"
+#include "data/find.h"
+#include "data/idx.h"
 
 enum { DONE = 0, FAILED = 1, USAGE = 2 };
 

@@ -6,7 +6,7 @@
 
 #include <tenon/plugin.h>
 
-#include "options.h"
+#include "config/options.h"
 #include "tool.h"
 
 static const struct {

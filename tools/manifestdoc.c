@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "base/buf.h"
-#include "loader.h"
+#include "loader/loader.h"
 
 static const char opening[] =
     "# The manifest\n\n"

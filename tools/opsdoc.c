@@ -110,7 +110,7 @@ static void put_page(FILE *out)
             "Made by tools/opsdoc.c from abi/tenon/ops.def; do not edit. How a program looks is in "
             "[program.md](program.md).\n\n"
             "`x?` may be absent, `x...` is one or more. Rules name the functions of the runtime: `shape_linear` and so "
-            "on (runtime/rules.h).\n"
+            "on (runtime/program/rules.h).\n"
             "Tensors: `x`, `y` are activations [.., N]; `w` is a matrix [K, N], or [N, K] with trans=1.\n");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const char *title, *text = part_text(rows[i].name, &title);

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
-#include "loader.h"
+#include "loader/loader.h"
 
 
 

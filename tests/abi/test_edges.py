@@ -17,7 +17,7 @@ import sys
 import unittest
 
 SOURCE = pathlib.Path(sys.argv[1])
-DEFAULTS = {pathlib.PurePath("runtime/settings.c")}
+DEFAULTS = {pathlib.PurePath("runtime/config/settings.c")}
 OURS = ("abi", "runtime", "kernels", "plugins", "tools")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 TOKEN = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"', re.S)

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 #include <elf.h>
 
-#include "loader.h"
+#include "loader/loader.h"
 #include "scratch.h"
 
 struct state {

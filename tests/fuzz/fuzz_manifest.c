@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
-#include "settings.h"
+#include "config/settings.h"
 
 enum { MOST_OVERRIDES = 8 };
 

@@ -13,7 +13,7 @@
 
 #include "base/buf.h"
 #include "base/philox.h"
-#include "program.h"
+#include "program/program.h"
 
 enum { MOST_CORPUS = 256 };
 

@@ -30,7 +30,7 @@
 #include <math.h>
 
 #include "job.h"
-#include "safetensors.h"
+#include "checkpoint/safetensors.h"
 
 /* Largest relative errors. */
 struct bounds {

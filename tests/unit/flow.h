@@ -3,9 +3,9 @@
 #ifndef TENON_TESTS_FLOW_H
 #define TENON_TESTS_FLOW_H
 
-#include "exec.h"
-#include "passes.h"
-#include "resolve.h"
+#include "run/exec.h"
+#include "passes/passes.h"
+#include "passes/resolve.h"
 
 struct flow {
     struct tn_mesh mesh;

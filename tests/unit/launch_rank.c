@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "launch.h"
+#include "ranks/launch.h"
 
 static void nap(void)
 {

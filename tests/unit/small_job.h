@@ -3,9 +3,9 @@
 #ifndef TENON_TESTS_SMALL_JOB_H
 #define TENON_TESTS_SMALL_JOB_H
 
-#include "autodiff.h"
-#include "loader.h"
-#include "resolve.h"
+#include "passes/autodiff.h"
+#include "loader/loader.h"
+#include "passes/resolve.h"
 
 enum { SMALL_JOB_MOST = 4 };
 

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "autodiff.h"
+#include "passes/autodiff.h"
 #include "base/philox.h"
 #include "flow_cpu.h"
 

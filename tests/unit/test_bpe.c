@@ -7,9 +7,9 @@
 
 #include <time.h>
 
-#include "bpe.h"
+#include "data/bpe.h"
 #include "scratch.h"
-#include "unicode.h"
+#include "data/unicode.h"
 
 static int setup(void **state)
 {

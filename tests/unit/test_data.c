@@ -7,9 +7,9 @@
 
 #include <pthread.h>
 
-#include "data.h"
-#include "find.h"
-#include "idx.h"
+#include "data/data.h"
+#include "data/find.h"
+#include "data/idx.h"
 #include "scratch.h"
 
 static int setup(void **state)

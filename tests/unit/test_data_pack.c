@@ -5,8 +5,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "bpe.h"
-#include "data.h"
+#include "data/bpe.h"
+#include "data/data.h"
 #include "scratch.h"
 
 int tenon_data_main(int argc, char **argv);

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "small_job.h"
 
 static const char *golden;

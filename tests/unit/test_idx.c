@@ -8,7 +8,7 @@
 
 #include <time.h>
 
-#include "idx.h"
+#include "data/idx.h"
 #include "scratch.h"
 
 static int setup(void **state)

@@ -17,8 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launch.h"
-#include "store_wire.h"
+#include "ranks/launch.h"
+#include "ranks/store_wire.h"
 
 static const char *program;
 static char output[65536]; /* of the last run, stdout and stderr together */

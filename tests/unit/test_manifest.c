@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
-#include "settings.h"
+#include "config/settings.h"
 
 struct state {
     char folder[64], path[80];

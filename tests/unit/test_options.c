@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/buf.h"
-#include "options.h"
+#include "config/options.h"
 
 static const char *const colours[] = { "red", "green", "blue", NULL };
 

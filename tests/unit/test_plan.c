@@ -15,7 +15,7 @@
 
 #include "base/philox.h"
 #include "flow.h"
-#include "plan.h"
+#include "passes/plan.h"
 
 struct oracle {
     const struct tn_program *p;

@@ -14,8 +14,8 @@
 #include <string.h>
 
 #include "base/philox.h"
-#include "ops.h"
-#include "program_text.h"
+#include "program/ops.h"
+#include "program/program_text.h"
 
 static char *print(const struct tn_program *p)
 {

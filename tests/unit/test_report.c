@@ -9,7 +9,7 @@
 #include <math.h>
 #include <pty.h>
 
-#include "report.h"
+#include "run/report.h"
 #include "scratch.h"
 
 static int setup(void **state)

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "safetensors.h"
+#include "checkpoint/safetensors.h"
 
 static char path[64];
 static char error[256];

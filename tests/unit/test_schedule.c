@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "autodiff.h"
+#include "passes/autodiff.h"
 #include "flow_cpu.h"
 
 enum { ROWS = 2, WIDTH = 8, VOCAB = 5, TOKENS = 4 };

@@ -17,8 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "store.h"
-#include "store_wire.h"
+#include "ranks/store.h"
+#include "ranks/store_wire.h"
 
 #define TOKEN "a token for tests"
 

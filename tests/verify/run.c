@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/buf.h"
-#include "program.h"
+#include "program/program.h"
 
 static int read_file(const char *path, struct tn_buf *text)
 {

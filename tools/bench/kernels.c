@@ -16,8 +16,8 @@
 
 #include <tenon/ops.h>
 
-#include "loader.h"
-#include "manifest.h"
+#include "loader/loader.h"
+#include "config/manifest.h"
 
 enum { MOST_TENSORS = 6, TOKENS = 1024 };
 

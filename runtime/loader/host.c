@@ -1,0 +1,231 @@
+/* Host: the table through which one plugin instance reaches back, and the instance's life; see loader.h.
+ *
+ * A plugin's mistakes (a key that its table lacks, a value of another type) are answered with 0 and reported as its
+ * own; they never end the process here. */
+#include "loader/loader.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "program/program_api.h"
+
+static pthread_mutex_t message_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct tn_instance *instance_of(const struct tn_host *host)
+{
+    return host->ctx;
+}
+
+static const char *id_of(const struct tn_instance *instance)
+{
+    return instance->library.plugin->id;
+}
+
+/* ---- messages ---- */
+
+static void host_log(const struct tn_host *host, int32_t level, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    tn_vlog(level < TN_LOG_DEBUG   ? TN_LOG_DEBUG
+            : level > TN_LOG_ERROR ? TN_LOG_ERROR
+                                   : level,
+            id_of(instance_of(host)), fmt, args);
+    va_end(args);
+}
+
+static tn_status host_fail(const struct tn_host *host, tn_status status, const char *fmt, ...)
+{
+    struct tn_instance *instance = instance_of(host);
+    va_list args;
+    va_start(args, fmt);
+    pthread_mutex_lock(&message_lock);
+    vsnprintf(instance->message, sizeof instance->message, fmt, args);
+    pthread_mutex_unlock(&message_lock);
+    va_end(args);
+    return status;
+}
+
+static void host_problem(const struct tn_host *host, const char *key, const char *what, const char *fix)
+{
+    struct tn_instance *instance = instance_of(host);
+    tn_diag_add(instance->diag, tn_manifest_where(instance->manifest, id_of(instance), key && *key ? key : NULL), fix,
+                "%s", what ? what : "the plugin reports a problem and does not say which");
+}
+
+const char *tn_instance_message(struct tn_instance *instance)
+{
+    pthread_mutex_lock(&message_lock);
+    while (!instance->message[0] && instance->next)
+        instance = instance->next;
+    if (instance->message[0])
+        snprintf(instance->report, sizeof instance->report, "%s", instance->message);
+    else
+        snprintf(instance->report, sizeof instance->report,
+                 "failed without saying why; that is a fault of the plugin %s (it must call host->fail)",
+                 id_of(instance));
+    instance->message[0] = 0;
+    pthread_mutex_unlock(&message_lock);
+    return instance->report;
+}
+
+/* ---- memory ---- */
+
+static void *host_alloc(const struct tn_host *host, uint64_t bytes)
+{
+    return bytes <= SIZE_MAX ? calloc(1, bytes ? (size_t)bytes : 1) : NULL;
+}
+
+static void host_release(const struct tn_host *host, void *memory)
+{
+    free(memory);
+}
+
+/* ---- options ---- */
+
+/* The value, or NULL after a report if the plugin asks for what its table does not have. */
+static const struct tn_option_value *value_of(const struct tn_host *host, const char *key, uint32_t types)
+{
+    struct tn_instance *instance = instance_of(host);
+    const struct tn_option_value *value = tn_options_find(&instance->options, key);
+    if (value && (types >> value->option->type & 1))
+        return value;
+    tn_diag_add(
+        instance->diag, tn_manifest_where(instance->manifest, id_of(instance), NULL), "the fault is in its code",
+        value ? "the plugin reads its option %.60s as another type" : "the plugin reads %.60s, no option of its table",
+        key);
+    return NULL;
+}
+
+static int64_t host_get_int(const struct tn_host *host, const char *key)
+{
+    const struct tn_option_value *value =
+        value_of(host, key,
+                 1u << TN_OPT_INT | 1u << TN_OPT_BOOL | 1u << TN_OPT_SIZE | 1u << TN_OPT_DURATION | 1u << TN_OPT_ENUM);
+    return value ? value->i : 0;
+}
+
+static double host_get_float(const struct tn_host *host, const char *key)
+{
+    const struct tn_option_value *value = value_of(host, key, 1u << TN_OPT_FLOAT);
+    return value ? value->f : 0;
+}
+
+static const char *host_get_string(const struct tn_host *host, const char *key)
+{
+    const struct tn_option_value *value = value_of(host, key, 1u << TN_OPT_STRING | 1u << TN_OPT_ENUM);
+    return value ? value->s : "";
+}
+
+static uint32_t host_get_list(const struct tn_host *host, const char *key, const char *const **items)
+{
+    const struct tn_option_value *value = value_of(host, key, 1u << TN_OPT_LIST);
+    *items = value ? value->list : NULL;
+    return value ? value->list_count : 0;
+}
+
+/* ---- larger tables ---- */
+
+static int64_t facts_get(const struct tn_host *host, const char *name, int64_t missing)
+{
+    const struct tn_facts *facts = instance_of(host)->facts;
+    return facts ? facts->get(facts, name, missing) : missing;
+}
+
+static const void *host_get_api(const struct tn_host *host, const char *id)
+{
+    static const struct tn_facts_api facts = { sizeof facts, facts_get };
+    return strcmp(id, "tn.facts/1") == 0 ? &facts : tn_program_api_get(id);
+}
+
+int tn_host_has_api(const char *id)
+{
+    return host_get_api(NULL, id) != NULL;
+}
+
+/* ---- the instance ---- */
+
+void tn_instance_init(struct tn_instance *instance, const struct tn_library *library, struct tn_manifest *m,
+                      struct tn_diag *diag)
+{
+    const struct tn_plugin *plugin = library->plugin;
+    *instance = (struct tn_instance){ .library = *library, .manifest = m, .diag = diag };
+    instance->host = (struct tn_host){
+        .struct_size = sizeof instance->host,
+        .abi_major = TN_ABI_MAJOR,
+        .abi_minor = library->minor,
+        .ctx = instance,
+        .log = host_log,
+        .fail = host_fail,
+        .problem = host_problem,
+        .alloc = host_alloc,
+        .release = host_release,
+        .get_int = host_get_int,
+        .get_float = host_get_float,
+        .get_string = host_get_string,
+        .get_list = host_get_list,
+        .get_api = host_get_api,
+    };
+    tn_options_read(&instance->options, m, plugin->id, plugin->options, plugin->option_count, plugin->option_stride,
+                    diag);
+}
+
+static tn_status call_create(struct tn_instance *instance, const struct tn_instance *next)
+{
+    const void *table = tn_instance_table(instance);
+    const struct tn_host *host = &instance->host;
+    switch (instance->library.plugin->kind) {
+    case TN_PLUGIN_STRATEGY:
+        return ((const struct tn_strategy *)table)->create(host, &instance->self);
+    case TN_PLUGIN_COLLECTIVE:
+        return ((const struct tn_collective *)table)
+            ->create(host, next ? tn_instance_table(next) : NULL, next ? next->self : NULL, &instance->self);
+    case TN_PLUGIN_DEVICE:
+        return ((const struct tn_device *)table)->create(host, &instance->self);
+    default:
+        return ((const struct tn_model *)table)->create(host, &instance->self);
+    }
+}
+
+enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance *next,
+                                struct tn_load_error *error)
+{
+    instance->message[0] = 0;
+    instance->self = NULL;
+    instance->next = next;
+    tn_status status = call_create(instance, next);
+    *error = (struct tn_load_error){ 0 };
+    if (status == TN_OK)
+        return TN_LOAD_OK;
+    instance->self = NULL;
+    int no_device = status == TN_UNSUPPORTED && instance->library.plugin->kind == TN_PLUGIN_DEVICE;
+    error->reason = no_device ? TN_LOAD_UNSUPPORTED_DEVICE : TN_LOAD_INIT_FAILED;
+    snprintf(error->text, sizeof error->text, "%s: %s: %s (status %d)", tn_load_name(error->reason),
+             instance->library.path, tn_instance_message(instance), status);
+    return error->reason;
+}
+
+void tn_instance_destroy(struct tn_instance *instance)
+{
+    const void *table = instance->library.plugin ? tn_instance_table(instance) : NULL;
+    if (!table || !instance->self)
+        return;
+    switch (instance->library.plugin->kind) {
+    case TN_PLUGIN_STRATEGY:
+        ((const struct tn_strategy *)table)->destroy(instance->self);
+        break;
+    case TN_PLUGIN_COLLECTIVE:
+        ((const struct tn_collective *)table)->destroy(instance->self);
+        break;
+    case TN_PLUGIN_DEVICE:
+        ((const struct tn_device *)table)->destroy(instance->self);
+        break;
+    default:
+        ((const struct tn_model *)table)->destroy(instance->self);
+    }
+    instance->self = NULL;
+}

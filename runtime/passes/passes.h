@@ -1,0 +1,29 @@
+/* Passes on the local program, in the order of the flow: fuse, schedule. Each is one file with one entry. */
+#ifndef TENON_PASSES_H
+#define TENON_PASSES_H
+
+#include <tenon/strategy.h>
+
+#include "program/ops.h"
+
+/* Requires: on a mesh with an axis of stages, a stage on each op (-1: all run it). Establishes: only the ops that this
+ * rank runs are left. */
+void tn_own_stages(struct tn_program *p);
+
+/* Requires: placements everywhere. Establishes: neighbours that one kernel does in one pass over memory are one op.
+ * Preserves: values, up to rounding. */
+void tn_fuse(struct tn_program *p);
+
+/* Requires: the local program. Establishes, in the empty program `flat`: the ops of one whole step in the order they
+ * run, each micro-batch's by themselves (values "name@m" where there are several); accumulators chained through the
+ * micro-batches; communication of the step region right after what it needs. `slots` NULL: forward and backward of
+ * each micro-batch in turn. */
+void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t micro_batches, const struct tn_slot *slots,
+                 uint32_t n_slots);
+
+/* 1 for opcodes that a collective backend runs. */
+int tn_op_is_comm(uint32_t opcode);
+/* 1 for opcodes that only name memory (sync, view, pack): no kernel runs. */
+int tn_op_is_free(uint32_t opcode);
+
+#endif

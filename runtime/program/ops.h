@@ -1,0 +1,40 @@
+/* Ops: abi's ops.def as a table, with the runtime's rules, plus the ops that plugins registered. */
+#ifndef TENON_RUNTIME_OPS_H
+#define TENON_RUNTIME_OPS_H
+
+#include "program/program.h"
+
+enum { TN_OP_MOST_FIXED = 8 };
+
+struct tn_row;      /* resolve.h */
+struct tn_autodiff; /* autodiff.h */
+
+struct tn_op_kind {
+    const char *name, *ins, *outs, *attrs, *alias, *doc; /* as in ops.def */
+    /* parsed from them: */
+    uint32_t min_in, max_in;       /* max_in UINT32_MAX: variadic */
+    uint32_t n_out;
+    const char *in_names[TN_OP_MOST_FIXED], *out_names[TN_OP_MOST_FIXED];
+    uint32_t n_in_names;
+    int8_t must_alias[TN_OP_MOST_FIXED]; /* by output: input whose memory it is, or -1 */
+    uint8_t may_alias[TN_OP_MOST_FIXED]; /* by output: bit mask of inputs */
+
+    /* Sets dtype, rank and shape of the op's outputs, or records an error. */
+    void (*shape)(struct tn_program *p, tn_op op);
+    /* Rows of placements on `axis`; returns their number, at most `most`; 0: none. */
+    int (*place)(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most);
+    /* Adds the ops of its gradient (autodiff.h); NULL: not differentiable. */
+    void (*grad)(struct tn_program *p, tn_op op, struct tn_autodiff *ad);
+    /* FLOPs and bytes moved with this rank's shapes. */
+    void (*cost)(const struct tn_program *p, tn_op op, double *flops, double *bytes);
+    /* Replaces the op by simpler ones where its placements ask for it; NULL: nothing to do. */
+    void (*lower)(struct tn_program *p, tn_op op);
+};
+
+/* NULL for an unknown opcode. */
+const struct tn_op_kind *tn_op_kind(uint32_t opcode);
+uint32_t tn_op_by_name(const char *name); /* TN_OP_NONE if unknown */
+const char *tn_dtype_name(uint32_t dtype);
+uint32_t tn_dtype_by_name(const char *name); /* 0 if unknown */
+
+#endif

@@ -1,0 +1,46 @@
+/* Executor: walks a bound program. The only part that runs in every step.
+ *
+ * Binding turns each op into an entry that holds its kernel, or its collective call with all arguments. The step
+ * then neither allocates nor looks anything up: it waits where the plan says so, launches, starts communication, and
+ * goes on. Waiting is done in slices, so that a dead peer or a passed deadline ends the job with a message that
+ * names the rank, the op and the group. */
+#ifndef TENON_EXEC_H
+#define TENON_EXEC_H
+
+#include <tenon/collective.h>
+#include <tenon/device.h>
+
+#include "passes/plan.h"
+#include "ranks/store.h"
+
+/* What programs of a job run on; lives as long as the job. */
+struct tn_machine {
+    const struct tn_device *device;
+    void *device_self;
+    const struct tn_collective *backend; /* NULL in a world of one */
+    void *backend_self;
+    struct tn_comm *comm[TN_MAX_AXES];   /* by axis; NULL for axes of one */
+    struct tn_queue *queue;
+    struct tn_store *store;              /* NULL in a world of one */
+    uint64_t timeout_ns;
+    unsigned char *arena;
+    uint64_t arena_bytes;
+    int arena_of_backend;                /* where it came from */
+    const struct tn_mesh *mesh;
+    int32_t rank;
+};
+
+struct tn_exec;
+
+/* Scratch bytes that the program's kernels need (most of one); negative: an op has no kernel, text in error. */
+int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_program *flat, char *error, size_t error_bytes);
+/* Binds every op at its place in machine->arena. NULL with text in error. */
+struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_plan *plan, char *error, size_t error_bytes);
+/* One step. Afterwards all queues are empty. On failure a message was logged. */
+tn_status tn_exec_step(struct tn_exec *exec);
+void tn_exec_destroy(struct tn_exec *exec); /* accepts NULL */
+/* Copies this rank's part of a value from, or to, host memory; done on return. */
+tn_status tn_exec_write(const struct tn_exec *exec, tn_value v, const void *from, uint64_t bytes);
+tn_status tn_exec_read(const struct tn_exec *exec, tn_value v, void *to, uint64_t bytes);
+
+#endif
