@@ -349,7 +349,7 @@ static void settings_name_what_is_unknown(void **state)
                   "m:4: [gtp]: nothing in this job reads this section; did you mean [gpt]?\n"
                   "m:7: [fsdp]: nothing in this job reads this section; name the plugin in this job, or remove the "
                   "section; sections here are [job] [model] [data] [optimizer] [precision] [device] [comm] "
-                  "[strategies] [tp] [gpt]\n");
+                  "[checkpoint] [strategies] [tp] [gpt]\n");
     settings_said("[job]\n", "m: [data] path: is required and not given; text: a glob of files; tokens: the path "
                              "without .bin. Relative to the manifest's folder.\n");
 }

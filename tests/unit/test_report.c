@@ -7,6 +7,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <poll.h>
 #include <pty.h>
 
 #include "run/report.h"
@@ -259,8 +260,15 @@ static char *on_terminal(const char *term, const char *no_color)
     close(saved);
     scratch_restore(STDOUT_FILENO, out);
     static char text[8192];
-    ssize_t got = read(master, text, sizeof text - 1);
-    text[got > 0 ? got : 0] = 0;
+    size_t length = 0;
+    struct pollfd arrives = { .fd = master, .events = POLLIN };
+    while (length < sizeof text - 1 && poll(&arrives, 1, 300) > 0) { /* a terminal passes text on in pieces */
+        ssize_t got = read(master, text + length, sizeof text - 1 - length);
+        if (got <= 0)
+            break;
+        length += (size_t)got;
+    }
+    text[length] = 0;
     close(slave);
     close(master);
     return text;

@@ -412,12 +412,49 @@ static tn_status share_segment(struct shm *s, const struct layout *l, int *fd, u
     return TN_OK;
 }
 
+/* At a multiple of HUGE, as huge pages need: the file's offsets are cut at such multiples. */
+static char *map_aligned(int fd, uint64_t bytes)
+{
+    char *room = mmap(NULL, bytes + HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return MAP_FAILED;
+    char *base = room + (HUGE - (uintptr_t)room % HUGE) % HUGE;
+    char *map = mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+    if (map == MAP_FAILED) {
+        munmap(room, bytes + HUGE);
+        return MAP_FAILED;
+    }
+    uint64_t end = round_up(bytes, PAGE); /* what is left of the room on both sides */
+    if (base > room)
+        munmap(room, (size_t)(base - room));
+    munmap(base + end, (size_t)(room + bytes + HUGE - (base + end)));
+    return map;
+}
+
+/* Systems give shared memory small pages unless told otherwise, and products over them lose much of their time to
+ * look-ups of addresses. Asking for the pages one by one works whatever the system's default (Linux 6.1); where it does
+ * not, small ones remain. */
+static void use_huge_pages(char *part, uint64_t bytes)
+{
+    enum { COLLAPSE = 25 }; /* MADV_COLLAPSE of newer headers */
+    char *from = part + (HUGE - (uintptr_t)part % HUGE) % HUGE;
+    uint64_t whole = bytes > (uint64_t)(from - part) ? (bytes - (uint64_t)(from - part)) / HUGE * HUGE : 0;
+    if (whole < 2 * HUGE)
+        return;
+    for (uint64_t at = 0; at < whole; at += HUGE)
+        ((volatile char *)from)[at] = 0; /* a page must be there to grow */
+    int saved = errno;
+    (void)madvise(from, whole, COLLAPSE);
+    errno = saved;
+}
+
 static tn_status map_segment(struct shm *s, const struct layout *l, int fd, uint64_t asked)
 {
-    void *base = mmap(NULL, l->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    char *base = map_aligned(fd, l->bytes);
     if (base == MAP_FAILED)
         return s->host->fail(s->host, TN_NO_MEMORY, "shm: mapping %" PRIu64 " bytes: %s", l->bytes, strerror(errno));
     madvise(base, l->bytes, MADV_HUGEPAGE); /* where the system allows it */
+    use_huge_pages(base + l->mine - skew(s->rank), part_bytes(s->rank, asked));
     madvise(base, l->bytes, MADV_DONTDUMP);
     s->segments[l->index] = (struct shm_segment){ base, l->bytes, l->mine, part_bytes(s->rank, asked) - skew(s->rank) };
     if ((uint32_t)l->index >= s->n_segments)

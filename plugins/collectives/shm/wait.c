@@ -43,10 +43,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "shm.h"
 
-enum { TEST_POLL = 256 /* calls of test between two looks at the bootstrap */ };
+enum { TEST_POLL = 256 /* calls of test between two looks at the bootstrap */, WRITING_MS = 100 };
 
 static inline void relax(void)
 {
@@ -299,7 +300,11 @@ static void check_peers(struct tn_request *r, uint64_t now)
     describe(r, missing, text, sizeof text);
     shm_comm_fail(r->comm, TN_PEER, missing, r, "%s, and a rank of the job has died", text);
     shm_advance(r->comm->shm, 0);
-    if (r->status == TN_PENDING) { /* it died while it was writing down a failure */
+    for (int turn = 0; r->status == TN_PENDING && turn < WRITING_MS; turn++) { /* another member is writing it down */
+        usleep(1000);
+        shm_advance(r->comm->shm, 0);
+    }
+    if (r->status == TN_PENDING) { /* that one died over it */
         atomic_store(&r->comm->block->failed, (uint32_t)-TN_PEER);
         shm_advance(r->comm->shm, 0);
     }
