@@ -354,7 +354,8 @@ class Launch(unittest.TestCase):
                          r"the limit on processes \(ulimit -u\) is reached")
 
     def test_exec_fails(self):
-        """The environment is so large that the launcher just fits and the ranks, with theirs, do not."""
+        """The environment is so large that the launcher, with what start adds (137 bytes), just fits, and the ranks,
+        with theirs (254 more), do not."""
         stack = 1 << 20
 
         def small_stack():
@@ -371,7 +372,7 @@ class Launch(unittest.TestCase):
             except OSError:
                 return False
         size = next(size for size in range(stack // 4, 0, -64) if fits(size))
-        job = self.start("ok", world=3, env=fill(size - 128), preexec_fn=small_stack)
+        job = self.start("ok", world=3, env=fill(size - 176), preexec_fn=small_stack)
         self.ends(job, 1, seconds=5.0)
         self.assertIn("cannot start 3 ranks: running ", job.stderr)
         self.assertIn("Argument list too long", job.stderr)
