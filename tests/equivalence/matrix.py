@@ -521,7 +521,7 @@ def numbers(precision):
 PAGE_HEAD = f"""\
 # Equivalence
 
-Whatever the layout, training is the one-rank run. tests/equivalence trains two-layer models for {STEPS} steps in every
+Whatever the layout, training is the one-rank run. tests/equivalence trains two-layer models (four-layer ones for pipelines) for {STEPS} steps in every
 layout below and compares each with one rank that computes the batch in one part: initial parameters are the same bit
 for bit, losses, gradient norms and parameters within these bounds, on every rank. The figures are the worst deviation
 of any layout, step and rank in one run of the tests.
@@ -537,7 +537,7 @@ steps x lr if that is more. all: root mean square over the elements of all param
 Why bf16 needs as much as this is derived in tests/equivalence/matrix.py, which also makes this page:
 
     cd build/tests/equivalence
-    ../../../tests/equivalence/matrix.py page gpt2.json llama.json mixed.json bf16.json sharded.json
+    ../../../tests/equivalence/matrix.py page gpt2.json llama.json mixed.json bf16.json sharded.json pipeline.json
 
 `sp`: sequence_parallel; `parts`: micro-batches, 1 where nothing is said; `dp first`: dp is the fastest axis; `chain`:
 strategies in order.
