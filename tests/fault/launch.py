@@ -194,6 +194,7 @@ class Launch(unittest.TestCase):
         job = self.start("quit:5", "wait", "wait")
         job.joined()
         os.kill(job.process.pid, signal.SIGSTOP)
+        self.assertTrue(until(lambda: job.state(job.process.pid) == "T"))
         os.kill(job.pid(0), signal.SIGINT)
         self.assertTrue(until(lambda: job.state(job.pid(0)) == "Z"))
         os.kill(job.pid(2), signal.SIGKILL)
