@@ -91,6 +91,10 @@ class Job:
     def state(pid):
         return read("/proc/%d/stat" % pid).decode().rpartition(") ")[2][:1]
 
+    def ended(self, rank):
+        """A zombie all of whose threads are gone: only then its parent can collect it."""
+        return self.state(self.pid(rank)) == "Z" and len(os.listdir("/proc/%d/task" % self.pid(rank))) == 1
+
     def left(self):
         """Processes of this run that exist. (Zombies show no environment; a launcher that ended has none.)"""
         mark, found = self.mark.encode(), []
@@ -196,9 +200,9 @@ class Launch(unittest.TestCase):
         os.kill(job.process.pid, signal.SIGSTOP)
         self.assertTrue(until(lambda: job.state(job.process.pid) == "T"))
         os.kill(job.pid(0), signal.SIGINT)
-        self.assertTrue(until(lambda: job.state(job.pid(0)) == "Z"))
+        self.assertTrue(until(lambda: job.ended(0)))
         os.kill(job.pid(2), signal.SIGKILL)
-        self.assertTrue(until(lambda: job.state(job.pid(2)) == "Z"))
+        self.assertTrue(until(lambda: job.ended(2)))
         os.kill(job.process.pid, signal.SIGCONT)
         job.began = time.monotonic()
         self.ends(job, 1)
