@@ -58,6 +58,11 @@ struct tn_plugin {
     const char *const *needs;     /* ... and of host APIs it cannot work without ("tn.program/1") */
 };
 
+/* The fields of the frozen prefix that say what a plugin was built with: the same in every plugin. */
+#define TN_PLUGIN_BUILT                                                                    \
+    .magic = TN_PLUGIN_MAGIC, .struct_size = sizeof(struct tn_plugin),                     \
+    .abi_major = TN_ABI_MAJOR, .abi_minor = TN_ABI_MINOR, .option_stride = sizeof(struct tn_option)
+
 struct tn_host_info {
     uint32_t struct_size;
     uint16_t abi_major, abi_minor;

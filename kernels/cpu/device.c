@@ -322,13 +322,9 @@ static const struct tn_option options[] = {
 };
 
 static const struct tn_plugin plugin = {
-    .magic = TN_PLUGIN_MAGIC,
-    .struct_size = sizeof(struct tn_plugin),
-    .abi_major = TN_ABI_MAJOR,
-    .abi_minor = TN_ABI_MINOR,
+    TN_PLUGIN_BUILT,
     .min_host_minor = 1,
     .kind = TN_PLUGIN_DEVICE,
-    .option_stride = sizeof(struct tn_option),
     .id = "cpu",
     .version = "0.1.0",
     .summary = "Trains on the cores of this machine with oneDNN and OpenMP.",

@@ -376,10 +376,7 @@ static const struct tn_collective table = {
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
 {
     static const struct tn_plugin plugin = {
-        .magic = TN_PLUGIN_MAGIC,
-        .struct_size = sizeof(struct tn_plugin),
-        .abi_major = TN_ABI_MAJOR,
-        .abi_minor = TN_ABI_MINOR,
+        TN_PLUGIN_BUILT,
         .min_host_minor = TN_ABI_MINOR,
         .kind = TN_PLUGIN_COLLECTIVE,
         .id = "mpi",

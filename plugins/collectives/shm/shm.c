@@ -222,13 +222,9 @@ static const struct tn_option options[] = {
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
 {
     static const struct tn_plugin plugin = {
-        .magic = TN_PLUGIN_MAGIC,
-        .struct_size = sizeof(struct tn_plugin),
-        .abi_major = TN_ABI_MAJOR,
-        .abi_minor = TN_ABI_MINOR,
+        TN_PLUGIN_BUILT,
         .min_host_minor = TN_ABI_MINOR,
         .kind = TN_PLUGIN_COLLECTIVE,
-        .option_stride = sizeof(struct tn_option),
         .id = "shm",
         .version = "0.1.0",
         .summary = "Collectives among the ranks of one host through shared memory.",

@@ -250,13 +250,9 @@ static const struct tn_model table = {
 static const char *const needs[] = {"tn.program_edit/1", "tn.facts/1", NULL};
 
 static const struct tn_plugin plugin = {
-    .magic = TN_PLUGIN_MAGIC,
-    .struct_size = sizeof(struct tn_plugin),
-    .abi_major = TN_ABI_MAJOR,
-    .abi_minor = TN_ABI_MINOR,
+    TN_PLUGIN_BUILT,
     .min_host_minor = 1,
     .kind = TN_PLUGIN_MODEL,
-    .option_stride = sizeof(struct tn_option),
     .id = "gpt",
     .version = "0.1.0",
     .summary = "Decoder-only transformers of the GPT-2 and Llama families.",

@@ -66,13 +66,9 @@ static const char *const before[] = {"tp", "fsdp", NULL};
 static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
 
 static const struct tn_plugin plugin = {
-    .magic = TN_PLUGIN_MAGIC,
-    .struct_size = sizeof(struct tn_plugin),
-    .abi_major = TN_ABI_MAJOR,
-    .abi_minor = TN_ABI_MINOR,
+    TN_PLUGIN_BUILT,
     .min_host_minor = 1,
     .kind = TN_PLUGIN_STRATEGY,
-    .option_stride = sizeof(struct tn_option),
     .id = "ckpt",
     .version = "0.1.0",
     .summary = "Activation checkpointing: forward ops run again in the backward pass instead of keeping their results.",

@@ -79,13 +79,9 @@ static const struct tn_strategy table = {
 static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
 
 static const struct tn_plugin plugin = {
-    .magic = TN_PLUGIN_MAGIC,
-    .struct_size = sizeof(struct tn_plugin),
-    .abi_major = TN_ABI_MAJOR,
-    .abi_minor = TN_ABI_MINOR,
+    TN_PLUGIN_BUILT,
     .min_host_minor = 1,
     .kind = TN_PLUGIN_STRATEGY,
-    .option_stride = sizeof(struct tn_option),
     .id = "fsdp",
     .version = "0.1.0",
     .summary = "Fully sharded data parallelism (ZeRO 1, 2, 3): states, gradients and params cut over the ranks.",
