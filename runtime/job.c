@@ -51,6 +51,14 @@ static int run_chain(struct tn_job *job, struct tn_compiled *c, const char *what
     return 1;
 }
 
+/* Before own stages, for all ranks of an axis make the same groups. */
+static void note_channels(struct tn_job *job, const struct tn_program *p)
+{
+    for TN_EACH_OP(p, op)
+        if (p->ops[op].opcode == TN_OP_SEND || p->ops[op].opcode == TN_OP_RECV)
+            job->channels[tn_attr_i(p, op, "axis", 0)] |= (uint8_t)(1u << tn_attr_i(p, op, "channel", 0));
+}
+
 static void schedule(struct tn_job *job, struct tn_compiled *c)
 {
     struct tn_slot *slots = NULL;
@@ -127,6 +135,7 @@ tn_status tn_job_compile(struct tn_job *job, int mode, int32_t rank, int64_t bat
     if (!run_chain(job, c, "lower", watch))
         goto end;
 
+    note_channels(job, p);
     tn_own_stages(p);
     tn_fuse(p);
     if (!arrow(job, c, p, "lower", watch))

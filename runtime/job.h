@@ -29,6 +29,7 @@ struct tn_job {
     uint32_t n_chain, n_layers;
     int32_t chain_size[TN_MOST_CHAIN]; /* ranks along each strategy's axes; 1 without */
     struct tn_mesh mesh;
+    uint8_t channels[TN_MAX_AXES];     /* a bit for each channel that a program compiled so far sends on, on any rank */
     int32_t ranks_given;               /* by the launcher or -n; 0: not said */
     struct tn_device_info device_info;
 };

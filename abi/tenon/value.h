@@ -13,6 +13,7 @@ extern "C" {
 
 #define TN_MAX_DIMS 6 /* dimensions of a tensor */
 #define TN_MAX_AXES 8 /* axes of the mesh */
+#define TN_MAX_CHANNELS 8 /* of messages along an axis */
 
 /* X(NAME, number, text, bytes) */
 #define TN_DTYPE_LIST(X)   \

@@ -239,22 +239,45 @@ static void wait_for(struct planner *s, tn_op comm, int64_t order, size_t *cap)
         add_wait(s, comm, order, cap);
 }
 
+/* The latest send to each peer on each channel of each axis. */
+struct sent {
+    int64_t to;
+    tn_op op;
+};
+
+/* The latest send on the way that `op` goes too, which it takes the place of. */
+static tn_op take_way(struct planner *s, struct sent **ways, size_t *n, size_t *cap, tn_op op)
+{
+    int64_t to = (tn_attr_i(s->p, op, "axis", 0) * TN_MAX_CHANNELS + tn_attr_i(s->p, op, "channel", 0)) << 32 |
+                 tn_attr_i(s->p, op, "peer", 0);
+    size_t i = 0;
+    while (i < *n && (*ways)[i].to != to)
+        i++;
+    if (i == *n) {
+        *ways = tn_arena_grow(&s->plan->memory, *ways, sizeof **ways, cap, ++*n);
+        (*ways)[i] = (struct sent){ .to = to };
+    }
+    tn_op before = (*ways)[i].op;
+    (*ways)[i].op = op;
+    return before;
+}
+
 /* An op waits for communication that writes what it touches, or reads what it writes. */
 static void find_waits(struct planner *s)
 {
     const struct tn_program *p = s->p;
     struct tn_plan *plan = s->plan;
-    size_t cap = 0;
-    tn_op sent = 0; /* the latest send: the next one waits for it, so that what was sent is kept no longer */
+    size_t cap = 0, n_ways = 0, cap_ways = 0;
+    struct sent *ways = NULL;
     for TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         plan->first_wait[o->order] = plan->n_waits;
         if (tn_op_is_free(o->opcode))
             continue;
-        if (o->opcode == TN_OP_SEND) {
-            if (sent && s->reading[root_of(s, p->ops[sent].in[0], NULL)] == sent)
-                wait_for(s, sent, o->order, &cap);
-            sent = op;
+        if (o->opcode == TN_OP_SEND) { /* waits for the one before it, so that what was sent is kept no longer */
+            tn_op before = take_way(s, &ways, &n_ways, &cap_ways, op);
+            if (before && s->reading[root_of(s, p->ops[before].in[0], NULL)] == before)
+                wait_for(s, before, o->order, &cap);
         }
         for (uint32_t i = 0; i < o->n_in; i++)
             if (o->in[i])

@@ -277,6 +277,9 @@ static void check_comm(struct tn_verify *vf, tn_op op, const struct tn_op_kind *
             bad_op(vf, op, "has %s=%" PRId64 "; %s has %d ranks, counted from 0", coords[i], at,
                    p->mesh->axis[axis].name, p->mesh->axis[axis].size);
     }
+    int64_t channel = tn_attr_i(p, op, "channel", 0);
+    if (channel < 0 || channel >= TN_MAX_CHANNELS)
+        bad_op(vf, op, "has channel=%" PRId64 "; there are 0 to %d", channel, TN_MAX_CHANNELS - 1);
     int32_t rank = tn_opd(p, op)->n_in && tn_opd(p, op)->in[0] ? tn_val(p, tn_opd(p, op)->in[0])->rank : TN_MAX_DIMS;
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
         int64_t dim = tn_attr_i(p, op, dims[i], i ? 0 : -1);

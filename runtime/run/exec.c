@@ -23,6 +23,7 @@ struct entry {
     uint64_t count;
     void *send, *recv;
     int32_t axis, peer;
+    struct tn_comm *comm;
     struct tn_request *request; /* under way */
     const uint32_t *wait;       /* entries whose communication must be done first */
     uint32_t n_waits;
@@ -200,7 +201,8 @@ static tn_status bind_comm(struct tn_exec *exec, tn_op op, struct entry *e)
         e->count /= (uint64_t)p->mesh->axis[e->axis].size;
     e->send = in ? address(exec, in) : NULL;
     e->recv = out ? address(exec, out) : NULL;
-    return exec->machine.comm[e->axis] ? TN_OK : TN_INVALID;
+    e->comm = exec->machine.comm[e->axis][tn_attr_i(p, op, "channel", 0)];
+    return e->comm ? TN_OK : TN_INVALID;
 }
 
 static tn_status bind_kernel(struct tn_exec *exec, tn_op op, struct entry *e)
@@ -294,7 +296,7 @@ tn_status tn_exec_read(const struct tn_exec *exec, tn_value v, void *to, uint64_
 static tn_status start(struct tn_exec *exec, struct entry *e)
 {
     const struct tn_collective *b = exec->machine.backend;
-    struct tn_comm *c = exec->machine.comm[e->axis];
+    struct tn_comm *c = e->comm;
     struct tn_queue *q = exec->machine.queue;
     switch (e->opcode) {
     case TN_OP_STAGE_SUM:
@@ -333,7 +335,7 @@ static tn_status explain(struct tn_exec *exec, struct entry *e, tn_status status
     tn_buf_init(&buf);
     name_op(exec, e, &buf);
     if (exec->machine.backend->last_error)
-        exec->machine.backend->last_error(exec->machine.comm[e->axis], &error);
+        exec->machine.backend->last_error(e->comm, &error);
     if (death)
         tn_log(TN_LOG_ERROR, "%s cannot finish: %s", buf.text, death);
     else if (status == TN_TIMEOUT && error.peer >= 0)

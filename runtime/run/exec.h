@@ -19,7 +19,8 @@ struct tn_machine {
     void *device_self;
     const struct tn_collective *backend; /* NULL in a world of one */
     void *backend_self;
-    struct tn_comm *comm[TN_MAX_AXES];   /* by axis; NULL for axes of one */
+    /* By axis and channel; NULL for axes of one and channels that no program of the job uses. */
+    struct tn_comm *comm[TN_MAX_AXES][TN_MAX_CHANNELS];
     struct tn_queue *queue;
     struct tn_store *store;              /* NULL in a world of one */
     uint64_t timeout_ns;

@@ -25,6 +25,18 @@ static tn_status init_backend(struct tn_machine *machine, struct tn_job *job, st
     return TN_OK;
 }
 
+/* A group a channel: messages of one never wait for those of another, whatever the backend does with its order. */
+static tn_status create_channels(struct tn_machine *machine, struct tn_job *job, int32_t axis, const int32_t *ranks,
+                                 char *error, size_t error_bytes)
+{
+    for (int32_t channel = 0; channel < TN_MAX_CHANNELS; channel++)
+        if ((channel == 0 || job->channels[axis] >> channel & 1) &&
+            machine->backend->comm_create(machine->backend_self, job->mesh.axis[axis].name, ranks, job->mesh.axis[axis].size,
+                                          machine->timeout_ns, &machine->comm[axis][channel]) != TN_OK)
+            return fail(tn_job_collective(job), "a group of ranks could not be made", error, error_bytes);
+    return TN_OK;
+}
+
 static tn_status create_comms(struct tn_machine *machine, struct tn_job *job, char *error, size_t error_bytes)
 {
     int32_t coord[TN_MAX_AXES], ranks[4096];
@@ -38,9 +50,9 @@ static tn_status create_comms(struct tn_machine *machine, struct tn_job *job, ch
             return TN_UNSUPPORTED;
         }
         tn_mesh_group(&job->mesh, coord, axis, ranks);
-        if (machine->backend->comm_create(machine->backend_self, job->mesh.axis[axis].name, ranks, size, machine->timeout_ns,
-                                          &machine->comm[axis]) != TN_OK)
-            return fail(tn_job_collective(job), "a group of ranks could not be made", error, error_bytes);
+        tn_status status = create_channels(machine, job, axis, ranks, error, error_bytes);
+        if (status != TN_OK)
+            return status;
     }
     return TN_OK;
 }
@@ -85,8 +97,9 @@ tn_status tn_machine_init(struct tn_machine *machine, struct tn_job *job, struct
 void tn_machine_finish(struct tn_machine *machine, struct tn_job *job)
 {
     for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
-        if (machine->comm[axis])
-            machine->backend->comm_destroy(machine->comm[axis]);
+        for (int32_t channel = 0; channel < TN_MAX_CHANNELS; channel++)
+            if (machine->comm[axis][channel])
+                machine->backend->comm_destroy(machine->comm[axis][channel]);
     if (machine->arena && machine->arena_of_backend)
         machine->backend->mem_free(machine->backend_self, machine->arena);
     else if (machine->arena)

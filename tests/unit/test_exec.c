@@ -171,7 +171,7 @@ static void open_bound(struct bound *b, const char *text)
     b->comm.missing = 1;
     b->machine = (struct tn_machine){ .device = &device, .backend = &b->backend, .mesh = &b->f.mesh, .timeout_ns = 1 };
     for (int32_t axis = 0; axis < b->f.mesh.n_axes; axis++)
-        b->machine.comm[axis] = b->f.mesh.axis[axis].size > 1 ? &b->comm : NULL;
+        b->machine.comm[axis][0] = b->machine.comm[axis][3] = b->f.mesh.axis[axis].size > 1 ? &b->comm : NULL;
     int64_t scratch = tn_exec_scratch(&b->machine, &b->f.p, b->error, sizeof b->error);
     if (scratch < 0)
         return;

@@ -493,6 +493,28 @@ static void packs_of_what_cannot_be_moved_are_refused(void **state)
     }
 }
 
+/* What was sent is kept until the next send to the same peer on the same channel, and no longer. */
+static void sends_wait_for_the_one_before_on_their_way(void **state)
+{
+    struct flow f;
+    struct tn_plan plan;
+    planned(&f, &plan,
+            "mesh pp=3\ninput x: f32[16, 8] {pp: R}\nregion forward\n"
+            "  a: f32[16, 8] {pp: R} = gelu(x: x)\n  send(x: a) axis=0 peer=1 channel=1 @name=first\n"
+            "  b: f32[16, 8] {pp: R} = gelu(x: x)\n  send(x: b) axis=0 peer=1 channel=2 @name=channel\n"
+            "  c: f32[16, 8] {pp: R} = gelu(x: x)\n  send(x: c) axis=0 peer=2 channel=1 @name=peer\n"
+            "  d: f32[16, 8] {pp: R} = gelu(x: x)\n  send(x: d) axis=0 peer=1 channel=1 @name=next\n");
+    const char *const names[] = { "first", "channel", "peer", "next" };
+    for (int i = 0; i < 4; i++) {
+        int64_t order = f.p.ops[flow_op(&f.p, names[i])].order;
+        assert_int_equal(plan.first_wait[order + 1] - plan.first_wait[order], i == 3);
+        if (i == 3)
+            assert_int_equal(plan.wait[plan.first_wait[order]], flow_op(&f.p, "first"));
+    }
+    tn_plan_finish(&plan);
+    flow_finish(&f);
+}
+
 static void nothing_needs_no_memory(void **state)
 {
     struct flow f;
@@ -515,6 +537,7 @@ int main(void)
         cmocka_unit_test(params_lie_alike_in_all_programs),
         cmocka_unit_test(communication_is_waited_for_at_first_use),
         cmocka_unit_test(packs_of_what_cannot_be_moved_are_refused),
+        cmocka_unit_test(sends_wait_for_the_one_before_on_their_way),
         cmocka_unit_test(nothing_needs_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
