@@ -25,7 +25,7 @@
 
 #include <tenon/host.h>
 
-enum { WORLD_MAX = 4096 /* of one host */, TOKEN_BYTES = 32, PATH_BYTES = 4096 };
+enum { WORLD_MAX = 4096 /* of one host */, PATH_BYTES = 4096 };
 
 /* How long the others have to notice a death and to report; and to obey a second Ctrl-C. */
 static const uint64_t grace_ns = 3000000000u, obey_ns = 1000000000u;
@@ -41,7 +41,7 @@ struct launcher {
     struct child *ranks; /* [world] */
     char **argv;
     char exe[PATH_BYTES];
-    char token[2 * TOKEN_BYTES + 1];
+    char token[2 * TN_LAUNCH_TOKEN_BYTES + 1];
     uint16_t port;
     struct tn_store_server *server;
     int signal_fd, null_fd;
@@ -70,13 +70,13 @@ static void find_exe(struct launcher *l)
         snprintf(l->exe, sizeof l->exe, "/proc/self/exe");
 }
 
-static int make_token(struct launcher *l)
+int tn_launch_token(char token[2 * TN_LAUNCH_TOKEN_BYTES + 1])
 {
-    unsigned char bytes[TOKEN_BYTES];
+    unsigned char bytes[TN_LAUNCH_TOKEN_BYTES];
     if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
         return -1;
     for (size_t i = 0; i < sizeof bytes; i++)
-        snprintf(l->token + 2 * i, 3, "%02x", bytes[i]);
+        snprintf(token + 2 * i, 3, "%02x", bytes[i]);
     return 0;
 }
 
@@ -131,7 +131,7 @@ static int prepare(struct launcher *l)
     l->ranks = calloc((size_t)l->world, sizeof *l->ranks);
     l->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     find_exe(l);
-    if (watch_signals(l) < 0 || !l->ranks || l->null_fd < 0 || make_token(l) < 0) {
+    if (watch_signals(l) < 0 || !l->ranks || l->null_fd < 0 || tn_launch_token(l->token) < 0) {
         fail(l, "preparing", errno);
         return -1;
     }

@@ -31,6 +31,9 @@ void tn_launch_alone(void);
  * exit code: 0 if all ended with 0, else that of the first that failed (2 stays 2), 1 when one was killed. Nothing is
  * left running. Call it before the process has other threads. [main] */
 int tn_launch_local(int32_t world, char **argv);
+/* A new random secret for a job, as text. -1: the system gives no random numbers. */
+enum { TN_LAUNCH_TOKEN_BYTES = 32 };
+int tn_launch_token(char token[2 * TN_LAUNCH_TOKEN_BYTES + 1]);
 /* Becomes the rank that the environment names: store, bootstrap. Failure: text in error. From here on the first
  * SIGINT or SIGTERM only sets the flag below, the second ends the process at once. [main] */
 tn_status tn_rank_init(struct tn_rank *rank, uint64_t timeout_ns, char *error, size_t error_bytes);

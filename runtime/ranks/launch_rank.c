@@ -2,6 +2,10 @@
 #include "ranks/launch.h"
 
 #include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "ranks/launch_other.h"
 #include "ranks/store_wire.h"
 
 #include <tenon/host.h>
@@ -21,6 +26,8 @@ struct place {
     uint16_t port;
     char token[TN_STORE_TOKEN_MAX + 1];
     int launcher_serves;
+    int by_pmix;    /* rank 0 serves where it can, and says through PMIx where */
+    char said[384]; /* "addr port token" */
 };
 
 static volatile sig_atomic_t interrupts;
@@ -51,42 +58,9 @@ static int check_local(int32_t world, char *error, size_t error_bytes)
     return read_number("LOCAL_RANK", 0, local_size - 1, &local_rank, error, error_bytes);
 }
 
-/* A port that all ranks of one mpirun, and hardly those of another, derive alike: from the id that it gives its job,
- * below the ports that systems hand out by themselves. */
-static void place_of_mpirun(void)
-{
-    enum { FIRST_PORT = 20000, PORTS = 12000 };
-    const char *job = getenv("PMIX_NAMESPACE") ? getenv("PMIX_NAMESPACE") : getenv("OMPI_MCA_ess_base_jobid");
-    uint32_t hash = 2166136261u; /* FNV-1a */
-    for (const char *at = job; at && *at; at++)
-        hash = (hash ^ (uint8_t)*at) * 16777619u;
-    char port[16];
-    snprintf(port, sizeof port, "%u", FIRST_PORT + hash % PORTS);
-    setenv("MASTER_PORT", port, 1);
-    setenv("MASTER_ADDR", "127.0.0.1", 0);
-}
-
-/* Under Open MPI's mpirun without RANK: its variables, in the words that everything else reads. */
-static void take_mpirun(void)
-{
-    static const char *const names[][2] = { { "OMPI_COMM_WORLD_RANK", "RANK" },
-                                            { "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE" },
-                                            { "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK" },
-                                            { "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE" } };
-    if (getenv("RANK") || getenv("WORLD_SIZE") || !getenv("OMPI_COMM_WORLD_RANK") || !getenv("OMPI_COMM_WORLD_SIZE"))
-        return;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (getenv(names[i][0]))
-            setenv(names[i][1], getenv(names[i][0]), 1);
-    if (getenv("MASTER_PORT") || getenv("TENON_PORT"))
-        setenv("MASTER_ADDR", "127.0.0.1", 0);
-    else
-        place_of_mpirun();
-}
-
 int tn_launch_joined(int32_t *rank, int32_t *world, char *error, size_t error_bytes)
 {
-    take_mpirun();
+    tn_launch_take_other();
     int has_rank = getenv("RANK") != NULL, has_world = getenv("WORLD_SIZE") != NULL;
     if (!has_rank && !has_world)
         return 0;
@@ -146,6 +120,9 @@ static int read_place(int32_t world, struct place *place, char *error, size_t er
     if (has_port < 0)
         return -1;
     int has_addr = place->addr && *place->addr;
+    place->by_pmix = !has_port && tn_pmix_active();
+    if (place->by_pmix)
+        return 0;
     if (world > 1 && (!has_addr || !has_port)) {
         snprintf(error, error_bytes, "WORLD_SIZE is %d but %s is not set; set it to %s", (int)world,
                  has_addr ? "MASTER_PORT" : "MASTER_ADDR", has_addr ? "a free port there" : "the host of rank 0");
@@ -196,6 +173,60 @@ static tn_status serve(struct tn_rank *rank, struct place *place, char *error, s
     return status;
 }
 
+/* An address of this host that others can reach: the first that is no loopback. */
+static void own_address(char *text, size_t text_bytes)
+{
+    struct ifaddrs *all = NULL;
+    snprintf(text, text_bytes, "127.0.0.1");
+    if (getifaddrs(&all))
+        return;
+    for (const struct ifaddrs *at = all; at; at = at->ifa_next)
+        if (at->ifa_addr && at->ifa_addr->sa_family == AF_INET && (at->ifa_flags & IFF_UP) &&
+            !(at->ifa_flags & IFF_LOOPBACK) &&
+            getnameinfo(at->ifa_addr, sizeof(struct sockaddr_in), text, (socklen_t)text_bytes, NULL, 0, NI_NUMERICHOST) == 0)
+            break;
+    freeifaddrs(all);
+}
+
+static tn_status serve_by_pmix(struct tn_rank *rank, struct place *place, char *error, size_t error_bytes)
+{
+    char text[sizeof place->said];
+    if (!place->addr || !*place->addr) {
+        own_address(place->said, sizeof place->said);
+        place->addr = place->said;
+    }
+    const char *token = getenv("TENON_TOKEN");
+    if (token && *token) {
+        if (read_token(place, error, error_bytes))
+            return TN_INVALID;
+    } else if (tn_launch_token(place->token)) {
+        snprintf(error, error_bytes, "the system has no random numbers for the job's token");
+        return TN_ERROR;
+    }
+    tn_status status = serve(rank, place, error, error_bytes);
+    if (status != TN_OK)
+        return status;
+    snprintf(text, sizeof text, "%s %u %s", place->addr, (unsigned)place->port, place->token);
+    return tn_pmix_say(text, error, error_bytes);
+}
+
+static tn_status hear_by_pmix(struct place *place, uint64_t timeout_ns, char *error, size_t error_bytes)
+{
+    char *rest = NULL;
+    tn_status status = tn_pmix_hear(place->said, sizeof place->said, timeout_ns, error, error_bytes);
+    if (status != TN_OK)
+        return status;
+    place->addr = strtok_r(place->said, " ", &rest);
+    const char *port = strtok_r(NULL, " ", &rest), *token = strtok_r(NULL, " ", &rest);
+    if (!place->addr || !port || !token) {
+        snprintf(error, error_bytes, "PMIx: rank 0 said something else than where the store is; is it another version of tenon?");
+        return TN_ERROR;
+    }
+    place->port = (uint16_t)strtoul(port, NULL, 10);
+    snprintf(place->token, sizeof place->token, "%s", token);
+    return TN_OK;
+}
+
 static tn_status meet(struct tn_rank *rank, const struct place *place, uint64_t timeout_ns, char *error,
                       size_t error_bytes)
 {
@@ -216,7 +247,11 @@ static tn_status join(struct tn_rank *rank, struct place *place, uint64_t timeou
 {
     uint64_t began_ns = tn_now_ns();
     int serves = rank->rank == 0 && !place->launcher_serves;
-    tn_status status = serves ? serve(rank, place, error, error_bytes) : TN_OK;
+    tn_status status = TN_OK;
+    if (place->by_pmix)
+        status = serves ? serve_by_pmix(rank, place, error, error_bytes) : hear_by_pmix(place, timeout_ns, error, error_bytes);
+    else if (serves)
+        status = serve(rank, place, error, error_bytes);
     if (status != TN_OK)
         return status;
     status = tn_store_connect(&rank->store, place->addr, place->port, place->token, rank->rank, rank->world, timeout_ns,
@@ -269,5 +304,6 @@ void tn_rank_finish(struct tn_rank *rank)
     if (rank->server)
         await_others(rank);
     tn_store_stop(rank->server);
+    tn_pmix_finish();
     *rank = (struct tn_rank){ 0 };
 }

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import random
 import socket
 import sys
 import time
@@ -25,9 +26,15 @@ VOTE = r"all_reduce of the vote between steps on all ranks"
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the ports that the system gives to connections, so that none takes it before the rank that listens."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 class Faults(JobTest):

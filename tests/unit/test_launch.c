@@ -25,7 +25,10 @@ static char output[65536]; /* of the last run, stdout and stderr together */
 
 static const char *const variables[] = { "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
                                          "MASTER_PORT", "TENON_PORT", "TENON_TOKEN", "TENON_LAUNCHER",
-                                         "TORCHELASTIC_USE_AGENT_STORE", "LAUNCH_RANK_TIMEOUT" };
+                                         "TORCHELASTIC_USE_AGENT_STORE", "LAUNCH_RANK_TIMEOUT", "PMIX_NAMESPACE",
+                                         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                         "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_JOB_ID",
+                                         "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST" };
 
 static int clear(void **state)
 {
@@ -83,15 +86,34 @@ static void expect(const char *text)
         fail_msg("expected \"%s\" in:\n%s", text, output);
 }
 
+static int hold(uint16_t port)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
+    inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
+    int holder = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(holder, (struct sockaddr *)&at, sizeof at) == 0)
+        return holder;
+    close(holder);
+    return -1;
+}
+
+/* A port that is free, as the next one is, and that the system gives to no connection of somebody else meanwhile. */
 static uint16_t free_port(int *holder)
 {
-    struct sockaddr_in at = { .sin_family = AF_INET };
-    socklen_t bytes = sizeof at;
-    inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
-    *holder = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(*holder, (struct sockaddr *)&at, sizeof at), 0);
-    assert_int_equal(getsockname(*holder, (struct sockaddr *)&at, &bytes), 0);
-    return ntohs(at.sin_port);
+    static uint16_t next;
+    for (int tries = 0; tries < 4000; tries++, next += 2) {
+        uint16_t port = (uint16_t)(20000 + ((uint32_t)getpid() * 8u + next) % 12000);
+        int after = hold(port + 1);
+        *holder = hold(port);
+        close(after);
+        if (*holder >= 0 && after >= 0) {
+            next += 2;
+            return port;
+        }
+        close(*holder);
+    }
+    fail_msg("no free port");
+    return 0;
 }
 
 static uint16_t any_port(void)
@@ -134,8 +156,48 @@ static void test_environment(void **state)
         if (cases[i].error)
             assert_string_equal(error, cases[i].error);
     }
-    clear(state);
-    set("RANK=3 WORLD_SIZE=5");
+}
+
+/* Variables of other launchers, without PMIx. */
+static void test_other_launchers(void **state)
+{
+    static const struct {
+        const char *set;
+        int joined;
+        const char *addr, *port;
+    } cases[] = {
+        { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1", 1, "127.0.0.1", NULL },
+        { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 MASTER_PORT=4000", 1, "127.0.0.1", "4000" },
+        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=7 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=n7", 1, "127.0.0.1", NULL },
+        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=a,b", 1, "a", NULL },
+        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=3 SLURM_STEP_NODELIST=n[07-08],x[1,2]", 1, "n07", NULL },
+        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=r[3,5]-gpu", 1, "r3-gpu", NULL },
+        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=a,b MASTER_ADDR=c", 1, "c", NULL },
+        { "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", 0, NULL, NULL }, /* free to start ranks itself */
+        { "SLURM_PROCID=0 SLURM_NTASKS=4", 0, NULL, NULL },         /* a batch script, not a step */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char error[256] = "";
+        int32_t rank = -7, world = -7;
+        clear(state);
+        set(cases[i].set);
+        assert_int_equal(tn_launch_joined(&rank, &world, error, sizeof error), cases[i].joined);
+        if (!cases[i].joined)
+            continue;
+        assert_int_equal(rank, 1);
+        assert_int_equal(world, 2);
+        assert_string_equal(getenv("MASTER_ADDR"), cases[i].addr);
+        if (cases[i].port)
+            assert_string_equal(getenv("MASTER_PORT"), cases[i].port);
+        long port = strtol(getenv("MASTER_PORT"), NULL, 10);
+        assert_true(cases[i].port || (port >= 20000 && port < 32000));
+    }
+}
+
+/* Both are set: they count, whatever another launcher says. */
+static void test_ours_first(void **state)
+{
+    set("RANK=3 WORLD_SIZE=5 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2");
     int32_t rank, world;
     assert_int_equal(tn_launch_joined(&rank, &world, NULL, 0), 1);
     assert_int_equal(rank, 3);
@@ -272,6 +334,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_environment, clear), cmocka_unit_test_setup(test_place, clear),
+        cmocka_unit_test_setup(test_ours_first, clear),  cmocka_unit_test_setup(test_other_launchers, clear),
         cmocka_unit_test_setup(test_alone, clear),       cmocka_unit_test_setup(test_local, clear),
         cmocka_unit_test_setup(test_exit_codes, clear),  cmocka_unit_test_setup(test_join, clear),
         cmocka_unit_test_setup(test_join_fails, clear),  cmocka_unit_test_setup(test_join_server_dies, clear),

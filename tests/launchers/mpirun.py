@@ -34,6 +34,13 @@ class Mpirun(JobTest):
                 mpi = self.mpirun(n, "mpi", *where, *settings(comm={"backend": "mpi"}))
                 self.assertEqual(shm, mpi)
 
+    def test_without_pmix(self):
+        """Open MPI's own variables do where tenon was built without PMIx, or does not get at it."""
+        pmix = self.mpirun(2, "pmix", *layout(tp=2))
+        bare = self.losses("bare", *MPIRUN, 2, "env", "-u", "PMIX_NAMESPACE", "-u", "PMIX_RANK", TENON, "run", "job.ini",
+                           *layout(tp=2))
+        self.assertEqual(pmix, bare)
+
     def test_verify_over_mpi(self):
         shm = self.mpirun(2, "shm", *layout(tp=2))
         mpi = self.mpirun(2, "mpi", *layout(tp=2), *settings(comm={"backend": "mpi", "layers": "verify"}))
