@@ -80,8 +80,9 @@ static void put_memory(FILE *out, const struct row *row)
         fprintf(out, "%s", separator);
         put_word(out, row->outs, at[0] - '0');
         fprintf(out, at[1] == '=' ? " is that of " : " may be that of ");
-        put_word(out, row->ins, at[2] - '0');
-        at += 3;
+        char *end;
+        put_word(out, row->ins, (int)strtol(at + 2, &end, 10));
+        at = end;
     }
     if (*row->alias)
         fprintf(out, ".\n");

@@ -58,6 +58,12 @@ static int is_lse(const struct tn_tensor *lse, const struct cpu_attention *a)
     return lse && lse->dtype == TN_F32 && cpu_elements(lse) == a->batch * a->q_length * a->heads;
 }
 
+/* An input; NULL where it is absent. */
+static const struct tn_tensor *input(const struct tn_op_desc *op, uint32_t n)
+{
+    return n < op->n_in ? op->in[n] : NULL;
+}
+
 static tn_status read_shape(struct cpu *cpu, const struct tn_op_desc *op, const struct tn_tensor *q,
                             const struct tn_tensor *k, const struct tn_tensor *v, struct cpu_attention *a)
 {
@@ -75,47 +81,89 @@ static tn_status read_shape(struct cpu *cpu, const struct tn_op_desc *op, const 
         .batch = q->shape[0], .q_length = q->shape[1], .k_length = k->shape[1],
         .heads = (int)(q->shape[2] / head_dim), .kv_heads = (int)(k->shape[2] / head_dim), .head_dim = (int)head_dim,
         .causal = cpu_attr_i(op, "causal", 1) != 0, .bf16 = q->dtype == TN_BF16,
+        .block = op->opcode == TN_OP_ATTENTION_BLOCK || op->opcode == TN_OP_ATTENTION_BLOCK_DX,
         .scale = (float)cpu_attr_f(op, "scale", 1.0 / sqrt((double)head_dim)),
     };
     if (a->kv_heads == 0 ? a->heads != 0 : a->heads % a->kv_heads != 0)
         return cpu->host->fail(cpu->host, TN_UNSUPPORTED, "cpu: %s: %d key heads do not divide %d query heads",
                                op->name, a->kv_heads, a->heads);
-    if (a->causal && a->q_length != a->k_length)
+    if (a->causal && !a->block && a->q_length != a->k_length)
         return refuse(cpu, op, "causal attention has as many queries as keys");
     if (a->k_length == 0 && a->q_length != 0)
         return refuse(cpu, op, "there are no keys");
     return TN_OK;
 }
 
+static int is_index(const struct tn_tensor *x, int64_t elements)
+{
+    return x && x->dtype == TN_I32 && cpu_elements(x) == elements;
+}
+
+/* start, and for a block qi and ki before it, from input `first` on. */
+static tn_status read_indices(struct cpu *cpu, const struct tn_op_desc *op, uint32_t first, struct cpu_attention *a)
+{
+    const struct tn_tensor *start = input(op, a->block ? first + 2 : first);
+    if (start && (!a->causal || !is_index(start, a->batch * a->q_length)))
+        return refuse(cpu, op, "start is i32 [batch, sequence], and the attention causal");
+    a->start = start ? start->data : NULL;
+    if (!a->block)
+        return TN_OK;
+    if (!is_index(input(op, first), a->q_length) || !is_index(input(op, first + 1), a->k_length))
+        return refuse(cpu, op, "qi and ki are i32, as many as queries and keys");
+    a->qi = input(op, first)->data;
+    a->ki = input(op, first + 1)->data;
+    return TN_OK;
+}
+
+/* An output: like the input whose gradient or result it is, but f32 where the op is a block. */
+static int is_result(const struct tn_tensor *result, const struct tn_tensor *like, const struct cpu_attention *a)
+{
+    if (!a->block)
+        return alike(result, like);
+    return result && result->dtype == TN_F32 && cpu_elements(result) == cpu_elements(like);
+}
+
 static tn_status read_forward(struct cpu *cpu, const struct tn_op_desc *op, struct cpu_attention *a)
 {
-    if (op->n_in != 3 || op->n_out != 2)
+    if (op->n_in < 3 || op->n_out != 2)
         return refuse(cpu, op, "takes q, k, v and gives o, lse");
     tn_status status = read_shape(cpu, op, op->in[0], op->in[1], op->in[2], a);
+    if (status == TN_OK)
+        status = read_indices(cpu, op, 3, a);
     if (status != TN_OK)
         return status;
-    if (!alike(op->out[0], op->in[0]) || !is_lse(op->out[1], a))
+    if (!is_result(op->out[0], op->in[0], a) || !is_lse(op->out[1], a))
         return refuse(cpu, op, "o is like q, and lse f32 [batch, sequence, heads]");
+    const struct tn_tensor *o = a->block ? input(op, 6) : NULL, *lse = a->block ? input(op, 7) : NULL;
+    if (!o != !lse || (o && (!is_result(o, op->in[0], a) || !is_lse(lse, a))))
+        return refuse(cpu, op, "continues from both o and lse, of the shape of its outputs");
     a->q = op->in[0]->data;
     a->k = op->in[1]->data;
     a->v = op->in[2]->data;
     a->o = op->out[0]->data;
     a->lse = op->out[1]->data;
+    a->o_given = o ? o->data : NULL;
+    a->lse_given = lse ? lse->data : NULL;
     return TN_OK;
 }
 
 static tn_status read_backward(struct cpu *cpu, const struct tn_op_desc *op, struct cpu_attention *a)
 {
-    if (op->n_in != 6 || op->n_out != 3)
+    if (op->n_in < 6 || op->n_out != 3)
         return refuse(cpu, op, "takes do, q, k, v, o, lse and gives dq, dk, dv");
     tn_status status = read_shape(cpu, op, op->in[1], op->in[2], op->in[3], a);
+    if (status == TN_OK)
+        status = read_indices(cpu, op, 6, a);
     if (status != TN_OK)
         return status;
     if (!alike(op->in[0], op->in[1]) || !alike(op->in[4], op->in[1]) || !is_lse(op->in[5], a))
         return refuse(cpu, op, "do and o are like q, and lse f32 [batch, sequence, heads]");
-    for (int n = 0; n < 3; n++) {
-        if (!alike(op->out[n], op->in[1 + n]))
+    const float **given[] = { &a->dq_given, &a->dk_given, &a->dv_given };
+    for (uint32_t n = 0; n < 3; n++) {
+        const struct tn_tensor *so_far = a->block ? input(op, 9 + n) : NULL;
+        if (!is_result(op->out[n], op->in[1 + n], a) || (so_far && !is_result(so_far, op->in[1 + n], a)))
             return refuse(cpu, op, "dq, dk, dv are like q, k, v");
+        *given[n] = so_far ? so_far->data : NULL;
     }
     a->d_o = op->in[0]->data;
     a->q = op->in[1]->data;
@@ -138,9 +186,14 @@ static int64_t share(int64_t wanted, int64_t have, int64_t most)
     return each > 1 ? each : 1;
 }
 
+static int is_backward(const struct tn_op_desc *op)
+{
+    return op->opcode == TN_OP_ATTENTION_DX || op->opcode == TN_OP_ATTENTION_BLOCK_DX;
+}
+
 static tn_status make_plan(struct cpu *cpu, const struct tn_op_desc *op, struct plan *plan)
 {
-    int backward = op->opcode == TN_OP_ATTENTION_DX;
+    int backward = is_backward(op);
     struct cpu_attention *a = &plan->a;
     tn_status status = backward ? read_backward(cpu, op, a) : read_forward(cpu, op, a);
     if (status != TN_OK)
@@ -180,10 +233,21 @@ static int64_t claim(int64_t *next)
     return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
 }
 
+/* No query of a block sees a key of it, and there is something so far, which then stays as it is. */
+static int adds_nothing(const struct cpu_attention *a, int given)
+{
+    if (!a->block || !a->causal || !given || a->q_length == 0)
+        return 0;
+    struct cpu_attention_span q = cpu_attention_span(a->qi, a->q_length), k = cpu_attention_span(a->ki, a->k_length);
+    return k.least > q.most || (a->start && k.most < cpu_attention_span(a->start, a->batch * a->q_length).least);
+}
+
 static void run_forward(struct tn_kernel *kernel)
 {
     const struct plan *plan = kernel->state;
     const struct cpu_attention *a = &plan->a;
+    if (adds_nothing(a, a->o_given == a->o && a->lse_given == a->lse))
+        return;
     int64_t units = a->batch * a->heads * a->chunks, next = 0;
     char *scratch = kernel->scratch;
 #pragma omp parallel num_threads(kernel->cpu->threads)
@@ -205,6 +269,8 @@ static void run_backward(struct tn_kernel *kernel)
 {
     const struct plan *plan = kernel->state;
     const struct cpu_attention *a = &plan->a;
+    if (adds_nothing(a, a->dq_given == a->dq && a->dk_given == a->dk && a->dv_given == a->dv))
+        return;
     int64_t heads = a->batch * a->kv_heads, units = heads * a->parts, tiles = cpu_attention_tiles(a->k_length), next = 0;
     char *scratch = kernel->scratch, *sums = scratch + plan->sums_at;
 #pragma omp parallel num_threads(kernel->cpu->threads)
@@ -243,12 +309,14 @@ static tn_status bind(struct cpu *cpu, const struct tn_op_desc *op, struct tn_ke
     *state = plan;
     kernel->state = state;
     kernel->release = release;
-    kernel->run = op->opcode == TN_OP_ATTENTION_DX ? run_backward : run_forward;
+    kernel->run = is_backward(op) ? run_backward : run_forward;
     return TN_OK;
 }
 
 const struct cpu_row cpu_attention_rows[] = {
     { TN_OP_ATTENTION, bind, workspace },
     { TN_OP_ATTENTION_DX, bind, workspace },
+    { TN_OP_ATTENTION_BLOCK, bind, workspace },
+    { TN_OP_ATTENTION_BLOCK_DX, bind, workspace },
     { TN_OP_NONE, NULL, NULL },
 };

@@ -12,6 +12,7 @@
 
 static const float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 static const float MASKED = -1e30f; /* a score that becomes 0, and whose difference with itself is no NaN */
+static const float UNSEEN = -1e24f; /* below it, and scaled it stays so, a row's largest score was MASKED */
 
 /* Width of a row of head_dim as the columns of a product. */
 INLINE int width_of(const struct cpu_attention *a)
@@ -33,26 +34,87 @@ static void *take(char *base, size_t *used, size_t bytes)
     return at;
 }
 
-INLINE struct rows rows_of(const struct cpu_attention *a, const void *data, int64_t length, int heads, int64_t batch,
-                           int head, int64_t tile)
+INLINE struct rows rows_in(const struct cpu_attention *a, const void *data, int64_t length, int heads, int64_t batch,
+                           int head, int64_t tile, int bf16)
 {
     int64_t first = tile * TILE, stride = (int64_t)heads * a->head_dim;
     int64_t element = (batch * length + first) * stride + (int64_t)head * a->head_dim;
     int64_t count = length - first < TILE ? length - first : TILE;
-    return (struct rows){ (const char *)data + element * (a->bf16 ? 2 : 4), stride, (int)count, a->head_dim, a->bf16 };
+    return (struct rows){ (const char *)data + element * (bf16 ? 2 : 4), stride, (int)count, a->head_dim, bf16 };
 }
 
-/* Key tiles that a query tile sees. */
+INLINE struct rows rows_of(const struct cpu_attention *a, const void *data, int64_t length, int heads, int64_t batch,
+                           int head, int64_t tile)
+{
+    return rows_in(a, data, length, heads, batch, head, tile, a->bf16);
+}
+
+/* Of an output, which a block has in f32. */
+INLINE struct rows rows_out(const struct cpu_attention *a, void *data, int64_t length, int heads, int64_t batch, int head,
+                            int64_t tile)
+{
+    return rows_in(a, data, length, heads, batch, head, tile, a->bf16 && !a->block);
+}
+
+/* Key tiles up to the last one that a query tile may see. */
 INLINE int64_t key_tiles(const struct cpu_attention *a, int64_t q_tile)
 {
     int64_t all = cpu_attention_tiles(a->k_length);
-    return a->causal && q_tile + 1 < all ? q_tile + 1 : all;
+    return a->causal && !a->qi && q_tile + 1 < all ? q_tile + 1 : all;
 }
 
-/* The tile that holds both a query and its own key. */
-INLINE int on_diagonal(const struct cpu_attention *a, int64_t q_tile, int64_t k_tile)
+/* Indices of a tile's rows: where they lie, whether they are a run without gaps. */
+struct indices {
+    struct cpu_attention_span span;
+    int run;
+};
+
+INLINE struct indices indices_of(const int32_t *index, int64_t length, int64_t tile)
 {
-    return a->causal && q_tile == k_tile;
+    int64_t first = tile * TILE, n = length - first < TILE ? length - first : TILE;
+    if (!index)
+        return (struct indices){ { (int32_t)first, (int32_t)(first + n - 1) }, 1 };
+    struct indices is = { cpu_attention_span(index + first, n), 0 };
+    int gaps = 0;
+    for (int64_t i = 0; i < n; i++)
+        gaps |= index[first + i] - index[first] != (int32_t)i;
+    is.run = !gaps;
+    return is;
+}
+
+/* What a query tile is, beside any key tile. */
+struct queries {
+    struct indices is;
+    struct cpu_attention_span start;
+    int64_t batch, tile;
+};
+
+INLINE struct queries queries_of(const struct cpu_attention *a, int64_t batch, int64_t q_tile)
+{
+    int64_t first = q_tile * TILE, n = a->q_length - first < TILE ? a->q_length - first : TILE;
+    struct queries q = { indices_of(a->qi, a->q_length, q_tile), { INT32_MIN, INT32_MIN }, batch, q_tile };
+    if (a->start)
+        q.start = cpu_attention_span(a->start + batch * a->q_length + first, n);
+    return q;
+}
+
+/* What the queries of a tile see of the keys of another: nothing; else all but what is masked, and on the diagonal, where
+ * query r is key r, only the triangle is computed. */
+struct sight {
+    int nothing, diagonal, masked;
+};
+
+INLINE struct sight sight_of(const struct cpu_attention *a, const struct queries *q, int64_t k_tile)
+{
+    struct sight sight = { 0, 0, (k_tile + 1) * TILE > a->k_length };
+    if (!a->causal)
+        return sight;
+    struct indices keys = indices_of(a->ki, a->k_length, k_tile);
+    int later = keys.span.most > q->is.span.least, earlier = keys.span.least < q->start.most;
+    sight.nothing = keys.span.least > q->is.span.most || keys.span.most < q->start.least;
+    sight.diagonal = later && keys.run && q->is.run && keys.span.least == q->is.span.least;
+    sight.masked |= later || earlier;
+    return sight;
 }
 
 /* Columns of a row of scores that are computed: on the diagonal to the end of the row's strip. */
@@ -61,15 +123,36 @@ INLINE int columns_of(int diagonal, int row)
     return diagonal ? (row / STRIP + 1) * STRIP : TILE;
 }
 
-/* Hides the keys behind the end, and behind the query where causal. */
-INLINE void mask_tile(const struct cpu_attention *a, float *s, int64_t k_tile, int diagonal)
+/* Row r of a tile where indices or documents say what it sees. */
+INLINE void mask_row(const struct cpu_attention *a, float *s, const struct queries *q, int r, int64_t k_tile, int columns)
+{
+    int64_t row = q->tile * TILE + r, first = k_tile * TILE, left = a->k_length - first;
+    if (row >= a->q_length)
+        return;
+    int32_t to = a->qi ? a->qi[row] : (int32_t)row, from = a->start ? a->start[q->batch * a->q_length + row] : INT32_MIN;
+    int count = left < columns ? (int)left : columns;
+    for (int n = 0; n < count; n++) {
+        int32_t key = a->ki ? a->ki[first + n] : (int32_t)first + n;
+        s[n] = key < from || key > to ? MASKED : s[n];
+    }
+    for (int n = count; n < columns; n++)
+        s[n] = MASKED;
+}
+
+/* Hides the keys behind the end, and where causal those behind the query and before its document. */
+INLINE void mask_tile(const struct cpu_attention *a, float *s, const struct queries *q, int64_t k_tile, struct sight sight)
 {
     int64_t left = a->k_length - k_tile * TILE;
-    if (left >= TILE && !diagonal)
+    if (!sight.masked)
         return;
+    if (a->causal && (a->qi || a->start)) {
+        for (int r = 0; r < TILE; r++)
+            mask_row(a, s + r * TILE, q, r, k_tile, columns_of(sight.diagonal, r));
+        return;
+    }
     for (int r = 0; r < TILE; r++) {
-        int64_t visible = diagonal && r + 1 < left ? r + 1 : left;
-        for (int64_t n = visible; n < columns_of(diagonal, r); n++)
+        int64_t visible = sight.diagonal && r + 1 < left ? r + 1 : left;
+        for (int64_t n = visible; n < columns_of(sight.diagonal, r); n++)
             s[r * TILE + n] = MASKED;
     }
 }
@@ -80,6 +163,16 @@ INLINE void store_rows(const struct rows *rows, const float *from, int width)
         void *row = (void *)(uintptr_t)row_at(rows, r);
         for (int n = 0; n < rows->head_dim; n++)
             store(row, n, from[r * width + n], rows->bf16);
+    }
+}
+
+/* Adds what a block was given, f32. */
+INLINE void add_rows(const struct rows *given, float *to, int width)
+{
+    for (int r = 0; r < given->count; r++) {
+        const float *row = row_at(given, r);
+        for (int n = 0; n < given->head_dim; n++)
+            to[r * width + n] += row[n];
     }
 }
 
@@ -136,17 +229,39 @@ INLINE void soften(int pairs, struct forward *f, int rows, int width, int diagon
     }
 }
 
+/* Queries that have seen nothing yet, or where a block was given the softmax so far, that. */
+INLINE void forward_begin(const struct cpu_attention *a, struct forward *f, int64_t batch, int head, int64_t q_tile,
+                          int width)
+{
+    memset(f->o, 0, tile_words(a) * 4);
+    memset(f->sum, 0, TILE * LANES * 4);
+    for (int r = 0; r < TILE; r++)
+        f->most[r] = MASKED;
+    if (!a->o_given)
+        return;
+    struct rows rows = rows_in(a, a->o_given, a->q_length, a->heads, batch, head, q_tile, 0);
+    for (int r = 0; r < rows.count; r++) {
+        float lse = a->lse_given[(batch * a->q_length + q_tile * TILE + r) * a->heads + head];
+        if (lse == -INFINITY)
+            continue;
+        f->most[r] = lse * LOG2_E;
+        f->sum[r * LANES] = 1.0f;
+        memcpy(f->o + r * width, row_at(&rows, r), (size_t)a->head_dim * 4);
+    }
+}
+
 INLINE void forward_store(const struct cpu_attention *a, struct forward *f, int64_t batch, int head, int64_t q_tile,
                           int width)
 {
-    struct rows rows = rows_of(a, a->o, a->q_length, a->heads, batch, head, q_tile);
+    struct rows rows = rows_out(a, a->o, a->q_length, a->heads, batch, head, q_tile);
     for (int r = 0; r < rows.count; r++) {
         float sum = vec_sum(vec_load(f->sum + r * LANES));
-        vec inverse = vec_all(1.0f / sum);
+        int blind = f->most[r] <= UNSEEN && sum == sum; /* every key was hidden: the weights are nobody's */
+        vec inverse = vec_all(blind ? 0.0f : 1.0f / sum);
         for (int n = 0; n < width; n += LANES)
             vec_store(f->o + r * width + n, vec_load(f->o + r * width + n) * inverse);
         int64_t row = batch * a->q_length + q_tile * TILE + r;
-        a->lse[row * a->heads + head] = f->most[r] * LN_2 + logf(sum);
+        a->lse[row * a->heads + head] = blind ? -INFINITY : f->most[r] * LN_2 + logf(sum);
     }
     store_rows(&rows, f->o, width);
 }
@@ -160,18 +275,19 @@ INLINE void forward_tile(int pairs, const struct cpu_attention *a, struct forwar
     struct rows q = rows_of(a, a->q, a->q_length, a->heads, batch, head, q_tile);
     int rows = (q.count + ROWS - 1) / ROWS * ROWS;
     pack_left(pairs, f->q, &q);
-    memset(f->o, 0, stride * 4);
-    memset(f->sum, 0, TILE * LANES * 4);
-    for (int r = 0; r < TILE; r++)
-        f->most[r] = MASKED;
+    struct queries queries = queries_of(a, batch, q_tile);
+    forward_begin(a, f, batch, head, q_tile, width);
     for (int64_t k_tile = 0; k_tile < key_tiles(a, q_tile); k_tile++) {
-        int diagonal = on_diagonal(a, q_tile, k_tile);
+        struct sight sight = sight_of(a, &queries, k_tile);
+        int diagonal = sight.diagonal;
+        if (sight.nothing)
+            continue;
         struct product scores = { f->s, f->q, f->keys + k_tile * (int64_t)stride, TILE, q_row, 1, TILE,
                                   rows, TILE, words, 0 };
         struct product output = { f->o, (const word *)f->s, f->values + k_tile * (int64_t)stride, width, TILE, 1, width,
                                   rows, width, p_words, 1 };
         multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, scores);
-        mask_tile(a, f->s, k_tile, diagonal);
+        mask_tile(a, f->s, &queries, k_tile, sight);
         soften(pairs, f, rows, width, diagonal, a->scale * LOG2_E);
         multiply_tile(pairs, diagonal ? WORDS_TO : WHOLE, output);
     }
@@ -287,6 +403,8 @@ INLINE void backward_queries(int pairs, const struct cpu_attention *a, struct ba
     for (int r = 0; r < TILE; r++) {
         b->delta[r] = dot_rows(pairs, b->do_left, b->q_left, r, left_row_of(pairs, a->head_dim));
         b->lse[r] = r < q.count ? a->lse[(row + r) * a->heads + head] * LOG2_E : -MASKED;
+        if (b->lse[r] == -INFINITY) /* it saw nothing */
+            b->lse[r] = -MASKED;
     }
     pack_left(pairs, b->q_left, &q);
     pack_right(pairs, b->q_right, &q, width_of(a));
@@ -316,10 +434,13 @@ INLINE void backward_weights(int pairs, const struct cpu_attention *a, struct ba
     }
 }
 
-INLINE void backward_tile(int pairs, const struct cpu_attention *a, struct backward *b, int64_t q_tile, int64_t k_tile,
-                          int rows)
+INLINE void backward_tile(int pairs, const struct cpu_attention *a, struct backward *b, const struct queries *queries,
+                          int64_t k_tile, int rows)
 {
-    int width = width_of(a), words = words_of(pairs, a->head_dim), diagonal = on_diagonal(a, q_tile, k_tile);
+    struct sight sight = sight_of(a, queries, k_tile);
+    if (sight.nothing)
+        return;
+    int width = width_of(a), words = words_of(pairs, a->head_dim), diagonal = sight.diagonal;
     int64_t at = k_tile * (int64_t)tile_words(a);
     int left = left_row_of(pairs, a->head_dim);
     int row_words = pairs ? rows / 2 : rows, key_words = pairs ? TILE / 2 : TILE;
@@ -331,7 +452,7 @@ INLINE void backward_tile(int pairs, const struct cpu_attention *a, struct backw
     struct product dq = { b->dq, ds, b->keys_right + at, width, key_words, 1, width, rows, width, key_words, 1 };
     multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, s);
     multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, dp);
-    mask_tile(a, b->s, k_tile, diagonal);
+    mask_tile(a, b->s, queries, k_tile, sight);
     backward_weights(pairs, a, b, rows, diagonal);
     multiply_tile(pairs, diagonal ? WORDS_FROM : WHOLE, dv);
     multiply_tile(pairs, diagonal ? WORDS_FROM : WHOLE, dk);
@@ -353,12 +474,17 @@ INLINE void backward_unit(int pairs, const struct cpu_attention *a, int64_t unit
     for (int64_t item = part; item < group * tiles; item += a->parts) {
         int q_head = first_head + (int)(item / tiles);
         int64_t q_tile = item % tiles;
-        struct rows dq = rows_of(a, a->dq, a->q_length, a->heads, batch, q_head, q_tile);
+        struct rows dq = rows_out(a, a->dq, a->q_length, a->heads, batch, q_head, q_tile);
+        struct queries queries = queries_of(a, batch, q_tile);
         int rows = (dq.count + ROWS - 1) / ROWS * ROWS;
         backward_queries(pairs, a, &b, batch, q_head, q_tile);
         memset(b.dq, 0, tile_words(a) * 4);
         for (int64_t k_tile = 0; k_tile < key_tiles(a, q_tile); k_tile++)
-            backward_tile(pairs, a, &b, q_tile, k_tile, rows);
+            backward_tile(pairs, a, &b, &queries, k_tile, rows);
+        if (a->dq_given) {
+            struct rows given = rows_in(a, a->dq_given, a->q_length, a->heads, batch, q_head, q_tile, 0);
+            add_rows(&given, b.dq, width_of(a));
+        }
         store_rows(&dq, b.dq, width_of(a));
     }
 }
@@ -367,13 +493,19 @@ static void finish(const struct cpu_attention *a, int64_t head, int64_t tile, ch
 {
     size_t half = sums_bytes(a) / 2, at = (size_t)tile * tile_words(a) * 4;
     for (int which = 0; which < 2; which++) {
-        struct rows rows = rows_of(a, which ? a->dv : a->dk, a->k_length, a->kv_heads, head / a->kv_heads,
-                                   (int)(head % a->kv_heads), tile);
+        struct rows rows = rows_out(a, which ? a->dv : a->dk, a->k_length, a->kv_heads, head / a->kv_heads,
+                                    (int)(head % a->kv_heads), tile);
+        const float *given = which ? a->dv_given : a->dk_given;
         float *sum = (float *)(void *)(sums + which * half + at);
         for (int part = 1; part < a->parts; part++) {
             const float *more = (const float *)(const void *)(sums + part * stride + which * half + at);
             for (size_t n = 0; n < tile_words(a); n += LANES)
                 vec_store(sum + n, vec_load(sum + n) + vec_load(more + n));
+        }
+        if (given) {
+            struct rows before = rows_in(a, given, a->k_length, a->kv_heads, head / a->kv_heads, (int)(head % a->kv_heads),
+                                         tile, 0);
+            add_rows(&before, sum, width_of(a));
         }
         store_rows(&rows, sum, width_of(a));
     }

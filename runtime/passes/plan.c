@@ -191,7 +191,7 @@ static void reuse_inputs(struct planner *s)
             tn_value out = o->out[i];
             if (!kind->may_alias[i] || s->parent[out] != out)
                 continue;
-            for (uint32_t k = 0; k < o->n_in && k < 8; k++) {
+            for (uint32_t k = 0; k < o->n_in && k < TN_OP_MOST_FIXED; k++) {
                 if (!(kind->may_alias[i] >> k & 1) || !o->in[k])
                     continue;
                 int64_t offset;

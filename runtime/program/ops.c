@@ -46,13 +46,14 @@ static void parse_alias(struct tn_op_kind *kind)
     for (int i = 0; i < TN_OP_MOST_FIXED; i++)
         kind->must_alias[i] = -1;
     for (const char *at = kind->alias; *at; at += strspn(at, " ")) {
-        int out = at[0] - '0', in = at[2] - '0';
-        assert(out >= 0 && out < TN_OP_MOST_FIXED && in >= 0 && in < TN_OP_MOST_FIXED);
+        char *end;
+        long out = at[0] - '0', in = strtol(at + 2, &end, 10);
+        assert(out >= 0 && out < TN_OP_MOST_FIXED && end > at + 2 && in >= 0 && in < TN_OP_MOST_FIXED);
         if (at[1] == '=')
             kind->must_alias[out] = (int8_t)in;
         else
-            kind->may_alias[out] |= (uint8_t)(1u << in);
-        at += 3;
+            kind->may_alias[out] |= 1u << in;
+        at = end;
     }
 }
 

@@ -4,7 +4,7 @@
 
 #include "program/program.h"
 
-enum { TN_OP_MOST_FIXED = 8 };
+enum { TN_OP_MOST_FIXED = 12 };
 
 struct tn_row;      /* resolve.h */
 struct tn_autodiff; /* autodiff.h */
@@ -17,7 +17,7 @@ struct tn_op_kind {
     const char *in_names[TN_OP_MOST_FIXED], *out_names[TN_OP_MOST_FIXED];
     uint32_t n_in_names;
     int8_t must_alias[TN_OP_MOST_FIXED]; /* by output: input whose memory it is, or -1 */
-    uint8_t may_alias[TN_OP_MOST_FIXED]; /* by output: bit mask of inputs */
+    uint32_t may_alias[TN_OP_MOST_FIXED]; /* by output: bit mask of inputs */
 
     /* Sets dtype, rank and shape of the op's outputs, or records an error. */
     void (*shape)(struct tn_program *p, tn_op op);

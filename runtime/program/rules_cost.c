@@ -36,18 +36,18 @@ void cost_linear(const struct tn_program *p, tn_op op, double *flops, double *by
     *flops = 2 * sqrt(a * b * y);
 }
 
-/* Forward: two products over half the square if causal; backward: five. */
+/* Forward: two products over the pairs that see each other, half the square if causal; backward: five. */
 void cost_attention(const struct tn_program *p, tn_op op, double *flops, double *bytes)
 {
     cost_memory(p, op, flops, bytes);
-    int backward = p->ops[op].opcode == TN_OP_ATTENTION_DX;
+    uint32_t opcode = p->ops[op].opcode;
+    int backward = opcode == TN_OP_ATTENTION_DX || opcode == TN_OP_ATTENTION_BLOCK_DX;
     tn_value k = p->ops[op].in[backward ? 2 : 1], q = p->ops[op].in[backward ? 1 : 0];
     int32_t rank;
     int64_t shape[TN_MAX_DIMS];
     tn_local(p, k, p->coord, &rank, shape, NULL);
     double pairs = (double)tn_local_elements(p, q) * (double)shape[1]; /* B Sq Sk H D */
-    if (tn_attr_i(p, op, "causal", 0))
-        pairs /= 2;
+    pairs *= tn_attr_f(p, op, "share", tn_attr_i(p, op, "causal", 0) ? 0.5 : 1.0);
     *flops = (backward ? 5 : 2) * 2 * pairs;
 }
 

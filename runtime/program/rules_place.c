@@ -387,31 +387,64 @@ static int one_kv_head(const struct rows *r, tn_value k)
     return left == r->unit;
 }
 
-/* q k v > o lse: by batch or by heads; the sequence only through a strategy's own op. */
+/* q k v start? > o lse: by batch or by heads; the sequence only through a strategy's own op. */
 int place_attention(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
 {
     struct rows r = begin(p, op, axis, rows, most);
     r.unit = tn_attr_i(p, op, "head_dim", 0);
     r.unit_inputs = 3;
-    add(&r, "RRR>RR");
-    add(&r, "000>00");
-    add(&r, "222>22");
+    add(&r, "RRRR>RR");
+    add(&r, "0000>00");
+    add(&r, "222R>22");
     if (one_kv_head(&r, p->ops[op].in[1]))
-        add(&r, "2RR>22");
+        add(&r, "2RRR>22");
     return r.n;
 }
 
-/* do q k v o lse > dq dk dv */
+/* do q k v o lse start? > dq dk dv */
 int place_attention_dx(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
 {
     struct rows r = begin(p, op, axis, rows, most);
     r.unit = tn_attr_i(p, op, "head_dim", 0);
     r.unit_inputs = 7;
-    add(&r, "RRRRRR>RRR");
-    add(&r, "000000>000");
-    add(&r, "222222>222");
+    add(&r, "RRRRRRR>RRR");
+    add(&r, "0000000>000");
+    add(&r, "222222R>222");
     if (one_kv_head(&r, p->ops[op].in[2]))
-        add(&r, "22RR22>2PP");
+        add(&r, "22RR22R>2PP");
+    return r.n;
+}
+
+/* q k v qi ki start? o? lse? > o lse: as attention; and queries cut by sequence, with all keys or each rank with those
+ * that it has at the time. */
+int place_attention_block(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
+{
+    struct rows r = begin(p, op, axis, rows, most);
+    r.unit = tn_attr_i(p, op, "head_dim", 0);
+    r.unit_inputs = 3;
+    add(&r, "RRRRRRRR>RR");
+    add(&r, "000RR000>00");
+    add(&r, "222RRR22>22");
+    if (one_kv_head(&r, p->ops[op].in[1]))
+        add(&r, "2RRRRR22>22");
+    add(&r, "11100111>11");
+    add(&r, "1RR0R111>11");
+    return r.n;
+}
+
+/* do q k v o lse qi ki start? dq? dk? dv? > dq dk dv */
+int place_attention_block_dx(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
+{
+    struct rows r = begin(p, op, axis, rows, most);
+    r.unit = tn_attr_i(p, op, "head_dim", 0);
+    r.unit_inputs = 7;
+    add(&r, "RRRRRRRRRRRR>RRR");
+    add(&r, "000000RR0000>000");
+    add(&r, "222222RRR222>222");
+    if (one_kv_head(&r, p->ops[op].in[2]))
+        add(&r, "22RR22RRR2PP>2PP");
+    add(&r, "111111001111>111");
+    add(&r, "11RR110R11PP>1PP");
     return r.n;
 }
 

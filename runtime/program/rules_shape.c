@@ -273,34 +273,88 @@ void shape_norm_dw(struct tn_program *p, tn_op op)
         set_columns(p, op, i, group ? group : last(in(p, op, 0)));
 }
 
-static int attention_fits(struct tn_program *p, tn_op op, uint32_t first)
+static int heads_fit(struct tn_program *p, tn_op op, uint32_t first)
 {
     const struct tn_value_data *q = in(p, op, first), *k = in(p, op, first + 1), *v = in(p, op, first + 2);
     int64_t d = tn_attr_i(p, op, "head_dim", 0);
-    if (q->rank == 3 && k->rank == 3 && same_shape(k, v) && q->shape[0] == k->shape[0] && q->shape[1] == k->shape[1] &&
-        d > 0 && last(q) % d == 0 && last(k) % d == 0 && last(q) % last(k) == 0 && q->dtype == k->dtype)
+    if (q->rank == 3 && k->rank == 3 && same_shape(k, v) && q->shape[0] == k->shape[0] && d > 0 && last(q) % d == 0 &&
+        last(k) % d == 0 && last(q) % last(k) == 0 && q->dtype == k->dtype)
         return 1;
     refuse(p, op, q, k, "needs q [B, S, H D], k and v [B, S, Hkv D], where Hkv divides H and head_dim is D");
     return 0;
 }
 
-void shape_attention(struct tn_program *p, tn_op op)
+/* One number a token, of each sequence of q (rank 2) or of them all (rank 1). */
+static int indices_fit(struct tn_program *p, tn_op op, const struct tn_value_data *of, const struct tn_value_data *index, int32_t rank)
 {
-    if (!attention_fits(p, op, 0))
-        return;
-    const struct tn_value_data *q = in(p, op, 0);
+    if (index->dtype == TN_I32 && index->rank == rank && index->shape[rank - 1] == of->shape[1] &&
+        (rank == 1 || index->shape[0] == of->shape[0]))
+        return 1;
+    refuse(p, op, of, index, rank == 1 ? "indices are i32 [S]" : "start is i32 [B, S]");
+    return 0;
+}
+
+/* q k v from input `first` on, start? at `start`. */
+static int attention_fits(struct tn_program *p, tn_op op, uint32_t first, uint32_t start)
+{
+    if (!heads_fit(p, op, first))
+        return 0;
+    const struct tn_value_data *q = in(p, op, first), *k = in(p, op, first + 1);
+    if (q->shape[1] != k->shape[1]) {
+        refuse(p, op, q, k, "needs as many keys as queries");
+        return 0;
+    }
+    return !in(p, op, start) || indices_fit(p, op, q, in(p, op, start), 2);
+}
+
+static int block_fits(struct tn_program *p, tn_op op, uint32_t first, uint32_t indices)
+{
+    if (!heads_fit(p, op, first))
+        return 0;
+    const struct tn_value_data *q = in(p, op, first), *k = in(p, op, first + 1), *start = in(p, op, indices + 2);
+    return indices_fit(p, op, q, in(p, op, indices), 1) && indices_fit(p, op, k, in(p, op, indices + 1), 1) &&
+           (!start || indices_fit(p, op, q, start, 2));
+}
+
+static void set_lse(struct tn_program *p, tn_op op, const struct tn_value_data *q)
+{
     int64_t shape[TN_MAX_DIMS];
     with_last(q, last(q) / tn_attr_i(p, op, "head_dim", 1), shape);
-    set_like(p, op, 0, q);
     set(p, op, 1, TN_F32, 3, shape);
+}
+
+void shape_attention(struct tn_program *p, tn_op op)
+{
+    if (!attention_fits(p, op, 0, 3))
+        return;
+    const struct tn_value_data *q = &p->values[p->ops[op].in[0]];
+    set_like(p, op, 0, q);
+    set_lse(p, op, q);
 }
 
 void shape_attention_dx(struct tn_program *p, tn_op op)
 {
-    if (!attention_fits(p, op, 1))
+    if (!attention_fits(p, op, 1, 6))
         return;
     for (uint32_t i = 0; i < 3; i++)
         set_like(p, op, i, in(p, op, 1 + i));
+}
+
+void shape_attention_block(struct tn_program *p, tn_op op)
+{
+    if (!block_fits(p, op, 0, 3))
+        return;
+    const struct tn_value_data *q = &p->values[p->ops[op].in[0]];
+    set(p, op, 0, TN_F32, 3, q->shape);
+    set_lse(p, op, q);
+}
+
+void shape_attention_block_dx(struct tn_program *p, tn_op op)
+{
+    if (!block_fits(p, op, 1, 6))
+        return;
+    for (uint32_t i = 0; i < 3; i++)
+        set(p, op, i, TN_F32, 3, in(p, op, 1 + i)->shape);
 }
 
 void shape_cross_entropy(struct tn_program *p, tn_op op)
