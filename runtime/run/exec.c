@@ -27,6 +27,7 @@ struct entry {
     struct tn_request *request; /* under way */
     const uint32_t *wait;       /* entries whose communication must be done first */
     uint32_t n_waits;
+    uint8_t opens, closes;      /* first, last of communication that is started together */
     const char *name;           /* of the op, for messages */
 };
 
@@ -229,6 +230,19 @@ static const uint32_t *bind_waits(struct tn_exec *exec, const uint32_t *entry_of
     return wait;
 }
 
+/* Communication of one group that stands one behind the other and waits for nothing between is given to the backend
+ * together (a unit of fsdp). */
+static void find_groups(struct tn_exec *exec)
+{
+    struct entry *e = exec->entry;
+    for (uint32_t first = 0, end; exec->machine.backend && exec->machine.backend->group_start && first < exec->n_entries; first = end) {
+        end = first + 1;
+        while (!e[first].kernel && end < exec->n_entries && !e[end].kernel && e[end].comm == e[first].comm && e[end].n_waits == 0)
+            end++;
+        e[first].opens = e[end - 1].closes = end - first > 1;
+    }
+}
+
 struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_plan *plan, char *error, size_t error_bytes)
 {
     const struct tn_program *p = plan->p;
@@ -263,6 +277,7 @@ struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_p
     int64_t end = p->last ? p->ops[p->last].order + 1 : 0;
     exec->final_wait = bind_waits(exec, entry_of, end, &exec->n_final_waits);
     free(entry_of);
+    find_groups(exec);
     return exec;
 }
 
@@ -402,7 +417,12 @@ tn_status tn_exec_step(struct tn_exec *exec)
                 m->backend->progress(m->backend_self);
             continue;
         }
-        status = start(exec, e);
+        if (e->opens)
+            status = m->backend->group_start(m->backend_self);
+        if (status >= 0)
+            status = start(exec, e);
+        if (status >= 0 && e->closes)
+            status = m->backend->group_end(m->backend_self);
         if (status < 0)
             return explain(exec, e, status);
         exec->in_flight += e->request != NULL;

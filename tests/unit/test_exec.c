@@ -112,6 +112,18 @@ static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv,
     return started("reduce_scatter", count, r);
 }
 
+static tn_status group_start(void *self)
+{
+    note("group", "");
+    return TN_OK;
+}
+
+static tn_status group_end(void *self)
+{
+    note("end", "");
+    return TN_OK;
+}
+
 static tn_status test(struct tn_request *r)
 {
     return r->tests++ ? TN_OK : TN_PENDING;
@@ -247,6 +259,24 @@ static void requests_that_are_done_at_once_are_not_counted(void **state)
     close_bound(&b);
 }
 
+static void neighbours_that_wait_for_nothing_start_together(void **state)
+{
+    reset();
+    struct bound b;
+    open_bound(&b, "mesh tp=2\nrank tp=0\ninput x: f32[8] {tp: S0}\ninput y: f32[8] {tp: S0}\nregion forward\n"
+                   "  a: f32[8] {tp: R} = all_gather(x: x) axis=0 dim=0\n  b: f32[8] {tp: R} = all_gather(x: y) axis=0 dim=0\n"
+                   "  c: f32[8] {tp: S0} = slice(x: a) axis=0 dim=0\n  d: f32[8] {tp: R} = all_gather(x: c) axis=0 dim=0\n");
+    assert_non_null(b.exec);
+    tn_exec_destroy(b.exec);
+    b.backend.group_start = group_start;
+    b.backend.group_end = group_end;
+    b.exec = tn_exec_bind(&b.machine, &b.plan, b.error, sizeof b.error);
+    assert_int_equal(tn_exec_step(b.exec), TN_OK);
+    assert_string_equal(record, "group, start all_gather 4, start all_gather 4, end, wait all_gather 4, slice, progress, "
+                                "start all_gather 4, wait all_gather 4, wait all_gather 4, sync");
+    close_bound(&b);
+}
+
 static void a_program_without_ops_only_empties_the_queue(void **state)
 {
     runs("param w: f32[4]\n", "sync");
@@ -358,6 +388,7 @@ int main(void)
         cmocka_unit_test(counts_are_per_rank),
         cmocka_unit_test(inputs_are_not_overwritten_while_they_are_sent),
         cmocka_unit_test(requests_that_are_done_at_once_are_not_counted),
+        cmocka_unit_test(neighbours_that_wait_for_nothing_start_together),
         cmocka_unit_test(a_program_without_ops_only_empties_the_queue),
         cmocka_unit_test(failures_name_the_op_the_group_and_the_reason),
         cmocka_unit_test(time_outs_name_who_is_missing),
