@@ -56,30 +56,22 @@ static tn_op merge_of(const struct tp *tp, const struct tn_program *program, tn_
     return info.opcode == TN_OP_MERGE_BLOCKS ? user : 0;
 }
 
-/* A second op like `op` (of one output), on `input`, where new ops go; its output lies like the first one's. */
-static tn_value repeat(const struct tp *tp, struct tn_program *program, tn_op op, tn_value input,
-                       const char *const keys[2])
+/* `op` (of one output) once more, on `input`, where new ops go. */
+static tn_value repeat(const struct tp *tp, struct tn_program *program, tn_op op, tn_value input)
 {
     struct tn_op_info info;
     struct tn_value_info output = {.struct_size = sizeof output};
-    const struct tn_attr attrs[] = {
-        TN_ATTR_I(keys[0], tp->read->attr_int(program, op, keys[0], -1)),
-        TN_ATTR_I(keys[1], tp->read->attr_int(program, op, keys[1], -1)),
-    };
     char name[256];
     op_info(tp, program, op, &info);
-    tn_value from = info.out[0];
-    tp->read->value_info(program, from, &output);
+    tp->read->value_info(program, info.out[0], &output);
     snprintf(name, sizeof name, "%.240s.again", output.name);
-    tn_value again = tp->edit->op(program, info.opcode, name, &input, 1, attrs, 2);
-    for (int32_t axis = 0; again && axis < tp->read->axis_count(program); axis++)
-        tp->edit->place(program, again, axis, tp->read->placement(program, from, axis));
-    return again;
+    tn_op copy = tp->edit->op_copy(program, op, name);
+    tp->edit->set_input(program, copy, 0, input);
+    return tp->edit->output(program, copy, 0);
 }
 
 static void gather_again(const struct tp *tp, struct tn_program *program, tn_op gather)
 {
-    static const char *const gather_keys[] = {"axis", "dim"}, *const merge_keys[] = {"dim", "parts"};
     struct tn_op_info info, merge_info, user_info;
     op_info(tp, program, gather, &info);
     tn_value part = info.in[0], whole = info.out[0];
@@ -94,12 +86,11 @@ static void gather_again(const struct tp *tp, struct tn_program *program, tn_op 
     op_info(tp, program, user, &user_info);
     tp->edit->at(program, TN_REGION_BACKWARD, user_info.layer, user_info.stage);
     tp->edit->insert_before(program, user);
-    tn_value again = repeat(tp, program, gather, part, gather_keys);
-    if (merge && again)
-        again = repeat(tp, program, merge, again, merge_keys);
+    tn_value again = repeat(tp, program, gather, part);
+    if (merge)
+        again = repeat(tp, program, merge, again);
     tp->edit->insert_before(program, 0);
-    if (again)
-        tp->edit->replace_uses(program, whole, again, tp->edit->last_op(program));
+    tp->edit->replace_uses(program, whole, again, tp->edit->last_op(program));
 }
 
 /* Last gathers first: where two axes gather one after the other, the second's repetition
