@@ -58,12 +58,28 @@ class Fsdp(PlanTest):
             self.assertLess(part, FLOAT * sum(PARAMS) / size + FLOAT * len(PARAMS))
 
     def test_level_says_what_is_cut(self):
-        whole, part = FLOAT * sum(PARAMS), FLOAT * sum(PARAMS) // 2
-        for level, gradients in (("optimizer", whole + part), ("gradients", part), ("full", part)):
-            memory, _ = self.plan("fsdp", fsdp__size=2, fsdp__level=level, data__micro_batches=2)
-            self.near(memory["params"], part, len(PARAMS))
-            self.near(memory["optimizer"], 2 * part, 2 * len(PARAMS))
-            self.near(memory["gradients"], gradients, 2 * len(PARAMS) + 1)
+        """Of a model of P bytes, parameters and Adam's two moments are cut by all levels, gradients by two (Rajbhandari et
+        al. 2020, section 5, with fp32 throughout: there the P of stage 1 and 2 are low-precision copies)."""
+        whole = FLOAT * sum(PARAMS)
+        for size in (2, 3, 4, 8):
+            part = FLOAT * sum(-(-n // size) for n in PARAMS)
+            for level, gradients in (("optimizer", whole + part), ("gradients", part), ("full", part)):
+                memory, _ = self.plan("fsdp", fsdp__size=size, fsdp__level=level, data__micro_batches=1)
+                self.near(memory["params"], part, len(PARAMS))
+                self.near(memory["optimizer"], 2 * part, 2 * len(PARAMS))
+                self.near(memory["gradients"], gradients, 2 * len(PARAMS) + 1)
+
+    def test_gathered_copies_of_each_level(self):
+        """Beside its share of the batch a rank holds all of the gathered params, or with `full` units of them; where
+        gradients are cut, those of two units are whole, one being reduced and one being made."""
+        whole, unit, ends = FLOAT * sum(PARAMS), LAYER_BYTES, FLOAT * (2 * HEAD + HIDDEN)
+        for size in (2, 3, 4, 8):
+            alone = self.plan(data__batch=BATCH // size)[0]["activations"]
+            held = {level: self.plan("fsdp", fsdp__size=size, fsdp__level=level)[0]["activations"] - alone
+                    for level in ("optimizer", "gradients", "full")}
+            self.near(held["optimizer"], whole - FLOAT * EMBEDDING, 2 * len(PARAMS))  # at the peak, the loss
+            self.assertLessEqual(held["gradients"], whole + ends + unit)
+            self.assertLessEqual(held["full"], 4 * unit + ends)
 
     def activations(self, **settings):
         return self.plan("fsdp", fsdp__size=2, **settings)[0]["activations"]
@@ -98,7 +114,8 @@ class Fsdp(PlanTest):
                 name = line.split(":")[0].strip()
                 users = [j for j, op in enumerate(ops) if re.search(r"[:] %s[,)]" % re.escape(name), op[2])]
                 self.assertTrue(users, "nobody uses " + name)
-                yield region, layer, {ops[j][:2] for j in range(i + 1, users[-1] + 1) if "all_gather(" not in ops[j][2]}
+                yield region, layer, {ops[j][:2] for j in range(i + 1, users[-1] + 1)
+                                      if not re.search(r"= (all_gather|reduce_scatter|accumulate)\(", ops[j][2])}
 
     def test_gathered_params_live_around_their_use(self):
         """They are used in the region that gathers them, by their layer, at most `prefetch` layers later."""
@@ -136,14 +153,62 @@ class Fsdp(PlanTest):
             self.assertEqual(sent["reduce_scatter"], (len(PARAMS) * parts, parts * half))
 
     def test_gathers_in_compute_precision_and_reduces_in_fp32(self):
-        """Weights of norms and the embedding are used in fp32."""
+        """Weights of norms are used in fp32; they are few."""
         norms = (2 * LAYERS + 1) * HIDDEN
         _, whole = self.plan("fsdp", fsdp__size=2)
         _, half = self.plan("fsdp", fsdp__size=2, precision__compute="bf16")
         self.assertEqual(half["reduce_scatter"], whole["reduce_scatter"])
         self.assertEqual(half["all_gather"][0], whole["all_gather"][0])
         self.assertEqual(half["all_gather"][1],
-                         (4 * EMBEDDING + 2 * 4 * norms + 2 * 2 * (sum(PARAMS) - EMBEDDING - norms)) / 2)
+                         (2 * EMBEDDING + 2 * 4 * norms + 2 * 2 * (sum(PARAMS) - EMBEDDING - norms)) / 2)
+
+    def test_a_tied_embedding_goes_between_its_uses(self):
+        """It is gathered for the look-up, for the head and for the head's gradient; without reshard once. In bf16 too,
+        where one cast serves both uses."""
+        for more, item in (({}, FLOAT), ({"precision__compute": "bf16"}, 2)):
+            tied = {"gpt__tied": "true", "fsdp__size": 2, **more}
+            _, again = self.plan("fsdp", **tied)
+            _, once = self.plan("fsdp", **tied, fsdp__reshard="off")
+            others = len(PARAMS) - 2
+            self.assertEqual(again["all_gather"][0], 2 * others + 3)
+            self.assertEqual(once["all_gather"][0], others + 1)
+            self.assertEqual(again["all_gather"][1] - 2 * once["all_gather"][1], item * EMBEDDING / 2)
+        for region, layer, span in self.lifetimes(gpt__tied="true"):
+            if layer is None:
+                self.assertLessEqual(len({other for _, other in span if other is not None}), 1)
+
+    def runs(self, opcode, **settings):
+        """Lengths of the runs of an op that stand one behind the other, by region."""
+        words = {"gpt.layers": 3, "strategies__chain": "fsdp", "fsdp.size": 2, **settings}
+        region, before, runs = None, "", {}
+        for line in self.run_tenon("dump", "job.ini", "--after", "lower:fsdp", *overrides(words)).stdout.splitlines():
+            region = line.split()[1] if line.startswith("region ") else region
+            if " = %s(" % opcode in line:
+                lengths = runs.setdefault(region, [])
+                if " = %s(" % opcode in before:
+                    lengths[-1] += 1
+                else:
+                    lengths.append(1)
+            before = line
+        return runs
+
+    def test_a_unit_is_gathered_and_reduced_together(self):
+        """Embedding; each layer; last norm and head. No op stands between."""
+        layers = 3 * [len(LAYER)]
+        self.assertEqual(self.runs("all_gather", fsdp__prefetch=0),
+                         {"forward": [1, *layers, 2], "backward": [2, *layers]})
+        for depth in (0, 1, 2):
+            self.assertEqual(self.runs("reduce_scatter", fsdp__prefetch=depth), {"backward": [2, *layers, 1]})
+        self.assertEqual(self.runs("reduce_scatter", fsdp__level="gradients"), {"backward": [2, *layers, 1]})
+
+    def test_units_by_list(self):
+        """Of each layer: four of attention, three of the MLP, and two norms that no word names."""
+        words = {"fsdp__units": "self_attn, mlp"}
+        self.assertEqual(sorted(self.runs("reduce_scatter", **words)["backward"]), sorted([2, 1] + 3 * [4, 3, 2]))
+        _, layers = self.plan("fsdp", fsdp__size=2)
+        _, listed = self.plan("fsdp", fsdp__size=2, **words)
+        self.assertEqual(layers, listed)
+        self.assertLess(self.activations(**words), self.activations())
 
     def test_hybrid_reduces_parts_along_dp(self):
         """Cut along fsdp, whole along dp: the all_reduce is of 1/n of the gradients."""
@@ -236,6 +301,7 @@ class Refusals(PlanTest):
     def test_options(self):
         self.refused("[fsdp] level: ful is not a choice; did you mean full?", "fsdp", fsdp__level="ful")
         self.refused("[fsdp] prefetch: ", "fsdp", fsdp__prefetch=-1)
+        self.refused("fsdp: units: no param has atn in its name", "fsdp", fsdp__size=2, fsdp__units="atn, mlp")
         self.refused("[ckpt] recompute: ful is not a choice; did you mean full?", "ckpt", ckpt__recompute="ful")
         self.refused("[ckpt] ops: there is no op atention; did you mean attention?", "ckpt",
                      ckpt__ops="atention, rmsnorm")

@@ -2,7 +2,8 @@
  * optimizer states are cut flat over the ranks that share the batch; params are gathered for the ops that use them.
  * With a dp axis beside it, it is hybrid sharding: cut along fsdp, whole along dp.
  *
- * place.c says how values lie; resolve finds the collectives; lower.c says how long gathered params live. */
+ * place.c says how values lie; resolve finds the collectives; lower.c says when they run, unit by unit, and so how long
+ * gathered params live. */
 #include "fsdp.h"
 
 #include <stdio.h>
@@ -17,9 +18,13 @@ static const struct tn_option options[] = {
      "What is cut: optimizer (states and master params), gradients (these too), full (params are gathered for each "
      "use)."},
     {sizeof(struct tn_option), TN_OPT_INT, 0, 0, "prefetch", "1", 0, 64, NULL,
-     "Layers ahead of their use that params are gathered, with level full."},
+     "Units ahead of their use that params are gathered, with level full; above 0 gradients are reduced while the next "
+     "unit computes."},
     {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "reshard", "on", 0, 0, NULL,
-     "Let gathered params go after the forward pass and gather again for the backward pass, with level full."},
+     "Let gathered params go after their use and gather again for the next one, with level full."},
+    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "units", NULL, 0, 0, NULL,
+     "What is gathered and reduced together: of each layer the params with the same one of these words in their name, "
+     "and the rest; empty: each layer."},
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -41,6 +46,7 @@ static tn_status create(const struct tn_host *host, void **self)
     fsdp->level = (int)host->get_int(host, "level");
     fsdp->reshard = host->get_int(host, "reshard") != 0;
     fsdp->prefetch = (int32_t)host->get_int(host, "prefetch");
+    fsdp->n_units = host->get_list(host, "units", &fsdp->units);
     *self = fsdp;
     return TN_OK;
 }

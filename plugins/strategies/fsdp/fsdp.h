@@ -15,6 +15,8 @@ struct fsdp {
     const struct tn_program_edit_api *edit;
     int level, reshard;
     int32_t prefetch;
+    const char *const *units; /* words in names of params; none: by layer */
+    uint32_t n_units;
 };
 
 /* place.c */

@@ -1,7 +1,7 @@
 /* fsdp.place: how values lie on the axis.
  *
  * Requires: a program with gradients, global shapes. Establishes: inputs cut along their batch, params flat (states
- * follow them). With level gradients and full, accumulators are flat as well, and what an op adds to one is made by
+ * follow them), and that a table looked up in bf16 is cast before it is gathered. With level gradients and full, accumulators are flat as well, and what an op adds to one is made by
  * itself first, so that resolve reduces and scatters it right after each micro-batch:
  *
  *     acc' = linear_dw x dy acc      =>      dw = linear_dw x dy
@@ -84,6 +84,56 @@ static void split_accumulation(const struct fsdp *fsdp, struct tn_program *progr
     }
 }
 
+/* A table that is looked up for activations of a lower precision is gathered in that, which gives the same numbers:
+ * rounding does not care whether it comes before or after. A cast that there is for a tied head serves both. */
+static void look_up_rounded(const struct fsdp *fsdp, struct tn_program *program)
+{
+    tn_op first = fsdp->read->op_next(program, 0);
+    for (tn_op op = first; op; op = fsdp->read->op_next(program, op)) {
+        struct tn_op_info info, user_info;
+        struct tn_value_info table, found;
+        fsdp_op(fsdp, program, op, &info);
+        if (info.opcode != TN_OP_EMBEDDING)
+            continue;
+        fsdp_value(fsdp, program, info.in[1], &table);
+        fsdp_value(fsdp, program, info.out[0], &found);
+        if (table.kind != TN_KIND_PARAM || table.dtype == found.dtype)
+            continue;
+        tn_value param = info.in[1], rounded = 0;
+        for (tn_op user = fsdp->read->user_next(program, param, 0); user && !rounded;
+             user = fsdp->read->user_next(program, param, user)) {
+            fsdp_op(fsdp, program, user, &user_info);
+            if (user_info.opcode == TN_OP_CAST && fsdp->read->attr_int(program, user, "dtype", 0) == found.dtype)
+                rounded = user_info.out[0];
+        }
+        if (!rounded) {
+            const struct tn_attr to = TN_ATTR_I("dtype", found.dtype);
+            char name[256];
+            snprintf(name, sizeof name, "%.240s.rounded", table.name);
+            fsdp->edit->at(program, TN_REGION_PROLOGUE, table.layer, info.stage);
+            fsdp->edit->insert_before(program, first);
+            rounded = fsdp->edit->op(program, TN_OP_CAST, name, &param, 1, &to, 1);
+            fsdp->edit->insert_before(program, 0);
+            fsdp->edit->set_kind(program, rounded, TN_KIND_ACTIVATION, param);
+        }
+        fsdp->edit->set_input(program, op, 1, rounded);
+    }
+}
+
+static void check_units(const struct fsdp *fsdp, struct tn_program *program)
+{
+    for (uint32_t i = 0; i < fsdp->n_units; i++) {
+        int found = 0;
+        for (tn_value v = fsdp->read->value_next(program, 0); v && !found; v = fsdp->read->value_next(program, v)) {
+            struct tn_value_info info;
+            fsdp_value(fsdp, program, v, &info);
+            found = info.kind == TN_KIND_PARAM && !info.def && strstr(info.name, fsdp->units[i]);
+        }
+        if (!found)
+            fsdp->edit->error(program, 0, "units: no param has %s in its name", fsdp->units[i]);
+    }
+}
+
 tn_status fsdp_place(void *self, struct tn_program *program)
 {
     const struct fsdp *fsdp = self;
@@ -92,6 +142,8 @@ tn_status fsdp_place(void *self, struct tn_program *program)
         return fsdp->host->fail(fsdp->host, TN_ERROR, "the mesh has no axis fsdp");
     if (fsdp->read->axis_size(program, axis) == 1)
         return TN_OK; /* nothing is cut, and what follows would only copy */
+    check_units(fsdp, program);
+    look_up_rounded(fsdp, program);
     place_inputs_and_params(fsdp, program, axis);
     if (fsdp->level != FSDP_OPTIMIZER)
         split_accumulation(fsdp, program, axis);
