@@ -35,6 +35,7 @@ static void build(struct tn_job *job, struct tn_program *p, int mode, int64_t ba
 static int run_chain(struct tn_job *job, struct tn_compiled *c, const char *what, const struct tn_watch *watch)
 {
     struct tn_program *p = &c->program;
+    size_t problems = job->diag.count;
     for (uint32_t i = 0; i < job->n_chain; i++) {
         struct tn_instance *instance = &job->chain[i];
         const struct tn_strategy *strategy = tn_instance_table(instance);
@@ -48,7 +49,7 @@ static int run_chain(struct tn_job *job, struct tn_compiled *c, const char *what
             return 0;
     }
     p->actor = "";
-    return 1;
+    return job->diag.count == problems; /* a pass may find that the manifest contradicts itself */
 }
 
 /* Before own stages, for all ranks of an axis make the same groups. */
@@ -59,7 +60,7 @@ static void note_channels(struct tn_job *job, const struct tn_program *p)
             job->channels[tn_attr_i(p, op, "axis", 0)] |= (uint8_t)(1u << tn_attr_i(p, op, "channel", 0));
 }
 
-static void schedule(struct tn_job *job, struct tn_compiled *c)
+void tn_job_schedule(struct tn_job *job, const struct tn_program *p, struct tn_program *flat, int32_t micro_batches)
 {
     struct tn_slot *slots = NULL;
     uint32_t n = 0;
@@ -68,15 +69,15 @@ static void schedule(struct tn_job *job, struct tn_compiled *c)
         const struct tn_strategy *strategy = tn_instance_table(instance);
         if (!strategy->schedule)
             continue;
-        uint32_t cap = (uint32_t)c->micro_batches * 256;
-        slots = tn_arena_alloc(&c->flat.arena, cap * sizeof *slots);
-        if (strategy->schedule(instance->self, &c->program, c->micro_batches, slots, cap, &n) != TN_OK)
-            tn_program_error(&c->flat, 0, "%s: %s", instance->library.plugin->id, tn_instance_message(instance));
+        uint32_t cap = (uint32_t)micro_batches * 256;
+        slots = tn_arena_alloc(&flat->arena, cap * sizeof *slots);
+        if (strategy->schedule(instance->self, p, micro_batches, slots, cap, &n) != TN_OK)
+            tn_program_error(flat, 0, "%s: %s", instance->library.plugin->id, tn_instance_message(instance));
         else if (n > cap)
-            tn_program_error(&c->flat, 0, "%s: a schedule of %u slots, where there is room for %u", instance->library.plugin->id, n, cap);
+            tn_program_error(flat, 0, "%s: a schedule of %u slots, where there is room for %u", instance->library.plugin->id, n, cap);
     }
-    if (c->flat.n_errors == 0)
-        tn_schedule(&c->program, &c->flat, c->micro_batches, slots, n);
+    if (flat->n_errors == 0)
+        tn_schedule(p, flat, micro_batches, slots, n);
 }
 
 static void plan(struct tn_job *job, struct tn_compiled *c, const struct tn_plan *base)
@@ -99,7 +100,9 @@ tn_status tn_job_compile(struct tn_job *job, int mode, int32_t rank, int64_t bat
                          const struct tn_plan *base, const struct tn_watch *watch, struct tn_compiled *c)
 {
     const struct tn_settings *s = &job->settings;
+    size_t problems = job->diag.count;
     memset(c, 0, sizeof *c);
+    job->trial_scratch = 0;
     tn_mesh_coord(&job->mesh, rank, c->coord);
     c->micro_batches = mode == TN_PROGRAM_SAMPLE ? 1 : (int32_t)s->micro_batches;
     tn_program_init(&c->program, &job->mesh, c->coord);
@@ -141,14 +144,14 @@ tn_status tn_job_compile(struct tn_job *job, int mode, int32_t rank, int64_t bat
     if (!arrow(job, c, p, "lower", watch))
         goto end;
 
-    schedule(job, c);
+    tn_job_schedule(job, p, &c->flat, c->micro_batches);
     if (!arrow(job, c, &c->flat, "schedule", watch))
         goto end;
 
     plan(job, c, base);
     arrow(job, c, &c->flat, "bound", watch);
 end:
-    return p->n_errors || c->flat.n_errors ? TN_INVALID : TN_OK;
+    return p->n_errors || c->flat.n_errors || job->diag.count > problems ? TN_INVALID : TN_OK;
 }
 
 void tn_compiled_finish(struct tn_compiled *compiled)

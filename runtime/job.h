@@ -32,7 +32,11 @@ struct tn_job {
     uint8_t channels[TN_MAX_AXES];     /* a bit for each channel that a program compiled so far sends on, on any rank */
     int32_t ranks_given;               /* by the launcher or -n; 0: not said */
     struct tn_device_info device_info;
+    int64_t trial_scratch;             /* of the kernels in the program at hand, once a trial asked; else 0 */
 };
+
+/* What plugins may ask of the plan (trial.c). */
+extern const struct tn_trials tn_job_trials;
 
 /* Reads the manifest, loads and creates the plugins, lays out the mesh, lets everyone check. All problems are in
  * job->diag; their number is returned. The job must be closed in any case. `ranks`: of the launcher or -n, 0 if
@@ -72,6 +76,8 @@ struct tn_watch {
 tn_status tn_job_compile(struct tn_job *job, int mode, int32_t rank, int64_t batch, int64_t sequence,
                          const struct tn_plan *base, const struct tn_watch *watch, struct tn_compiled *out);
 void tn_compiled_finish(struct tn_compiled *compiled);
+/* The step of it that makes `flat` of p, by the schedule of the chain. */
+void tn_job_schedule(struct tn_job *job, const struct tn_program *p, struct tn_program *flat, int32_t micro_batches);
 
 /* Bytes a rank may use: [device] memory, else what the device says. */
 int64_t tn_job_budget(const struct tn_job *job);
@@ -81,6 +87,9 @@ void tn_job_check_budget(struct tn_job *job, int32_t rank, const struct tn_plan 
 /* Machine (machine.c): this process as one rank, with memory and communicators. `rank` NULL: a world of one. */
 tn_status tn_machine_init(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, int64_t arena_bytes,
                           char *error, size_t error_bytes);
+/* Host memory and disk beside it, where a program has values there. */
+tn_status tn_machine_spaces(struct tn_machine *machine, struct tn_job *job, int64_t host_bytes, int64_t disk_bytes, char *error,
+                            size_t error_bytes);
 void tn_machine_finish(struct tn_machine *machine, struct tn_job *job);
 /* Compares what every rank loaded; names the first that differs. *peak: most bytes of any rank. */
 tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t bytes, uint64_t *peak, char *error,

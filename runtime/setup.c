@@ -223,6 +223,7 @@ size_t tn_job_open(struct tn_job *job, const char *path, const char *const *over
 {
     memset(job, 0, sizeof *job);
     job->facts.get = get_fact;
+    job->facts.trials = &tn_job_trials;
     tn_diag_init(&job->diag);
     tn_manifest_init(&job->manifest, path, overrides, n_overrides, &job->diag);
     if (!job->manifest.readable && job->diag.count)
@@ -232,8 +233,6 @@ size_t tn_job_open(struct tn_job *job, const char *path, const char *const *over
     load_all(job);
     size_chain(job);
     lay_out_mesh(job);
-    check_plugins(job);
-    check_sections(job);
     if (job->device.self) {
         const struct tn_device *device = tn_instance_table(&job->device);
         job->device_info.struct_size = sizeof job->device_info;
@@ -241,6 +240,8 @@ size_t tn_job_open(struct tn_job *job, const char *path, const char *const *over
             tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "device", "plugin"), NULL, "%s",
                         tn_instance_message(&job->device));
     }
+    check_plugins(job);
+    check_sections(job);
     return job->diag.count;
 }
 
@@ -278,7 +279,8 @@ void tn_job_check_budget(struct tn_job *job, int32_t rank, const struct tn_plan 
     int64_t need = tn_plan_bytes(plan), have = tn_job_budget(job);
     if (have > 0 && need > have)
         tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "device", "memory"),
-                    "use a smaller [data] batch or more micro_batches, or spread the model over more ranks",
+                    "use a smaller [data] batch or more micro_batches, keep fewer activations or states on the device, or spread the "
+                    "model over more ranks",
                     "rank %d needs %.1f MiB (params %.1f, gradients %.1f, optimizer %.1f, activations %.1f, buffers %.1f), "
                     "but may use %.1f MiB", rank, (double)need / 1048576.0,
                     (double)plan->category_bytes[TN_MEM_PARAMS] / 1048576.0,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "job.h"
+#include "program/program_text.h"
 #include "tool.h"
 
 static void usage(FILE *out)
@@ -24,19 +25,29 @@ struct traffic {
     double bytes; /* moved per rank, as cost rules count */
 };
 
-enum { MOST_TRAFFIC = TN_MAX_AXES * 8, MOST_KINDS = 64 };
+/* What a strategy took care of in one micro-batch, and what another one has instead of it. */
+struct care {
+    const char *who, *what, *instead; /* instead: id of that one, or NULL */
+    int64_t values;
+    double bytes;
+};
+
+enum { MOST_TRAFFIC = TN_MAX_AXES * 8, MOST_KINDS = 64, MOST_CARES = 16 };
 
 /* One kind of rank. */
 struct rank_kind {
     int32_t rank; /* one of it */
-    int64_t total, category[TN_MEM_COUNT];
+    int64_t total[TN_SPACES], category[TN_SPACES][TN_MEM_COUNT];
     double flops;
     struct traffic traffic[MOST_TRAFFIC];
     size_t n_traffic;
+    struct care care[MOST_CARES];
+    size_t n_cares;
 };
 
 struct report {
     struct tn_job *job;
+    uint32_t spaces; /* mask of those that some rank uses, but for the device */
     struct rank_kind kind[MOST_KINDS];
     size_t n;
     int64_t params;
@@ -58,11 +69,43 @@ static void add_traffic(struct rank_kind *kind, const struct tn_program *p, tn_o
     kind->traffic[i].bytes += bytes;
 }
 
+static const char *keep(struct tn_job *job, const char *text)
+{
+    return tn_arena_strdup(&job->manifest.arena, text);
+}
+
+static void add_claims(struct tn_job *job, struct rank_kind *kind, const struct tn_program *p)
+{
+    for (uint32_t i = 1; i <= p->n_claims; i++) {
+        const struct tn_claimed *c = &p->claims[i];
+        const char *instead = c->lost_to ? p->claims[c->lost_to].claim.who : NULL;
+        size_t n = 0;
+        while (n < kind->n_cares && (strcmp(kind->care[n].who, c->claim.who) || strcmp(kind->care[n].what, c->claim.what) ||
+                                     strcmp(kind->care[n].instead ? kind->care[n].instead : "", instead ? instead : "")))
+            n++;
+        if (n == MOST_CARES)
+            return;
+        if (n == kind->n_cares)
+            kind->care[kind->n_cares++] = (struct care){ .who = keep(job, c->claim.who), .what = keep(job, c->claim.what),
+                                                         .instead = instead ? keep(job, instead) : NULL };
+        kind->care[n].values++;
+        kind->care[n].bytes += (double)tn_local_elements(p, c->v) * tn_dtype_bytes(p->values[c->v].dtype);
+    }
+}
+
 static void measure(struct report *report, const struct tn_compiled *c, int32_t rank)
 {
     struct rank_kind *kind = &report->kind[report->n++];
-    *kind = (struct rank_kind){ .rank = rank, .total = tn_plan_bytes(&c->plan), .flops = c->flops };
-    memcpy(kind->category, c->plan.category_bytes, sizeof kind->category);
+    *kind = (struct rank_kind){ .rank = rank, .flops = c->flops };
+    kind->total[TN_SPACE_DEVICE] = tn_plan_bytes(&c->plan);
+    memcpy(kind->category[TN_SPACE_DEVICE], c->plan.category_bytes, sizeof kind->category[0]);
+    for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++) {
+        kind->total[space] = tn_plan_away(&c->plan, space);
+        memcpy(kind->category[space], c->plan.away[space].category_bytes, sizeof kind->category[space]);
+    }
+    add_claims(report->job, kind, &c->program);
+    for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++)
+        report->spaces |= (uint32_t)(kind->total[space] > 0) << space;
     for TN_EACH_OP(&c->flat, op)
         if (tn_op_is_comm(c->flat.ops[op].opcode))
             add_traffic(kind, &c->flat, op);
@@ -149,19 +192,42 @@ static void print_mesh(const struct tn_job *job)
     }
 }
 
-static void print_memory(const struct report *report)
+static void print_space(const struct report *report, uint32_t space)
 {
-    printf("memory per rank, MiB (budget %.1f)\n  %-8s", mib(tn_job_budget(report->job)), "rank");
+    printf("  %-8s", "rank");
     for (int c = 0; c < TN_MEM_COUNT; c++)
         printf(" %12s", tn_category_name[c]);
-    printf(" %12s\n", "peak");
+    printf(" %12s\n", space == TN_SPACE_DEVICE ? "peak" : tn_space_names[space]);
     for (size_t i = 0; i < report->n; i++) {
         printf("  %-8d", report->kind[i].rank);
         for (int c = 0; c < TN_MEM_COUNT; c++)
-            printf(" %12.2f", mib(report->kind[i].category[c]));
-        printf(" %12.2f\n", mib(report->kind[i].total));
+            printf(" %12.2f", mib(report->kind[i].category[space][c]));
+        printf(" %12.2f\n", mib(report->kind[i].total[space]));
     }
+}
+
+static void print_memory(const struct report *report)
+{
+    printf("memory per rank, MiB (budget %.1f)\n", mib(tn_job_budget(report->job)));
+    print_space(report, TN_SPACE_DEVICE);
     printf("  each category at its own highest; peak is the arena, exact\n");
+    for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++)
+        if (report->spaces >> space & 1) {
+            printf("beside the device, MiB\n");
+            print_space(report, space);
+        }
+}
+
+static void print_claims(const struct report *report)
+{
+    const struct rank_kind *kind = &report->kind[0];
+    if (kind->n_cares)
+        printf("activations of a micro-batch of rank %d that are not kept on the device\n", kind->rank);
+    for (size_t i = 0; i < kind->n_cares; i++) {
+        const struct care *care = &kind->care[i];
+        printf("  %-8s %-12s %5lld values %12.2f MiB", care->who, care->what, (long long)care->values, care->bytes / 1048576.0);
+        printf(care->instead ? ", left to %s, which has claimed them before\n" : "%s\n", care->instead ? care->instead : "");
+    }
 }
 
 static void print_traffic(const struct report *report)
@@ -181,6 +247,7 @@ static void print_report(const struct report *report)
     print_mesh(report->job);
     printf("model: %.2f M params, %.2f GFLOP a step and rank\n", (double)report->params * 1e-6, report->kind[0].flops * 1e-9);
     print_memory(report);
+    print_claims(report);
     print_traffic(report);
 }
 
@@ -193,19 +260,42 @@ static json_t *plugin_json(const char *role, const struct tn_instance *instance)
                      instance->library.path);
 }
 
+static json_t *space_json(const struct rank_kind *kind, uint32_t space)
+{
+    json_t *memory = json_object();
+    for (int c = 0; c < TN_MEM_COUNT; c++)
+        json_object_set_new(memory, tn_category_name[c], json_integer(kind->category[space][c]));
+    json_object_set_new(memory, "peak", json_integer(kind->total[space]));
+    return memory;
+}
+
+static json_t *claims_json(const struct rank_kind *kind)
+{
+    json_t *claims = json_array();
+    for (size_t i = 0; i < kind->n_cares; i++) {
+        const struct care *care = &kind->care[i];
+        json_array_append_new(claims, json_pack("{s:s, s:s, s:I, s:f, s:s?}", "who", care->who, "what", care->what, "values",
+                                                (json_int_t)care->values, "bytes", care->bytes, "left_to", care->instead));
+    }
+    return claims;
+}
+
 static json_t *rank_json(const struct report *report, const struct rank_kind *kind)
 {
-    json_t *memory = json_object(), *traffic = json_array();
-    for (int c = 0; c < TN_MEM_COUNT; c++)
-        json_object_set_new(memory, tn_category_name[c], json_integer(kind->category[c]));
-    json_object_set_new(memory, "peak", json_integer(kind->total));
+    json_t *traffic = json_array();
     for (size_t i = 0; i < kind->n_traffic; i++)
         json_array_append_new(traffic, json_pack("{s:s, s:s, s:I, s:f}", "axis",
                                                  report->job->mesh.axis[kind->traffic[i].axis].name, "op",
                                                  tn_op_kind(kind->traffic[i].opcode)->name, "calls",
                                                  (json_int_t)kind->traffic[i].calls, "bytes", kind->traffic[i].bytes));
-    return json_pack("{s:i, s:f, s:o, s:o}", "rank", kind->rank, "flops", kind->flops, "memory_bytes", memory,
-                     "communication", traffic);
+    json_t *rank = json_pack("{s:i, s:f, s:o, s:o, s:o}", "rank", kind->rank, "flops", kind->flops, "memory_bytes",
+                             space_json(kind, TN_SPACE_DEVICE), "claims", claims_json(kind), "communication", traffic);
+    for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++) {
+        char key[32];
+        snprintf(key, sizeof key, "%s_bytes", tn_space_names[space]);
+        json_object_set_new(rank, key, space_json(kind, space));
+    }
+    return rank;
 }
 
 static void print_json(const struct report *report)

@@ -5,6 +5,7 @@
 
 #include "base/buf.h"
 #include "job.h"
+#include "program/program_text.h"
 #include "tool.h"
 
 static void usage(FILE *out)
@@ -28,6 +29,11 @@ static void print_memory(const struct tn_plan *plan)
             printf("# at %12lld  %s\n", (long long)plan->offset[v], plan->p->values[v].name);
     printf("# arena %lld bytes: persistent %lld, transient %lld, scratch %lld\n", (long long)tn_plan_bytes(plan),
            (long long)plan->persistent_bytes, (long long)plan->transient_bytes, (long long)plan->scratch_bytes);
+    for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++)
+        if (tn_plan_away(plan, space) > 0)
+            printf("# %s %lld bytes: persistent %lld, transient %lld\n", tn_space_names[space],
+                   (long long)tn_plan_away(plan, space), (long long)plan->away[space].persistent_bytes,
+                   (long long)plan->away[space].transient_bytes);
 }
 
 static int after(void *ctx, const char *stage, const struct tn_program *p, const struct tn_plan *plan)

@@ -23,6 +23,17 @@ struct tn_attr {
 #define TN_ATTR_I(k, v) { sizeof(struct tn_attr), 0, k, v, 0.0 }
 #define TN_ATTR_F(k, v) { sizeof(struct tn_attr), 1, k, 0, v }
 
+enum { TN_CLAIM_CHOSEN = 1 /* the strategy chose the value; the manifest asked for none in particular */ };
+
+/* Who takes care of what a value would keep in memory between its uses. */
+struct tn_claim {
+    uint32_t struct_size;
+    uint32_t flags;   /* TN_CLAIM_* */
+    const char *who;  /* id of the plugin */
+    const char *what; /* "recompute", "host": what becomes of it instead */
+    const char *key;  /* of the plugin's manifest section, that asked for it */
+};
+
 struct tn_program_edit_api {
     uint32_t struct_size;
 
@@ -84,6 +95,11 @@ struct tn_program_edit_api {
     void (*clear_flags)(struct tn_program *p, tn_value v, uint32_t flags);
     /* Another copy of a value that no op makes, equal but for its name: "w#1" is a copy of w that starts as w does. */
     tn_value (*value_copy)(struct tn_program *p, tn_value v, const char *name);
+    /* [lower] The strategy under way would take care of v. The first one to claim a value has it:
+     * returns the claim that holds, whose `who` tells, valid until the next one. A strategy leaves
+     * alone what another one has; `tenon check` counts both. what NULL: only asks; `who` is "" if
+     * nobody has it. */
+    const struct tn_claim *(*claim)(struct tn_program *p, tn_value v, const char *what, const char *key, uint32_t flags);
 };
 
 #ifdef __cplusplus

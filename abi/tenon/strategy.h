@@ -64,6 +64,10 @@ struct tn_strategy {
      * backward, in turn. */
     tn_status (*schedule)(void *self, const struct tn_program *program, int32_t micro_batches,
                           struct tn_slot *slots, uint32_t cap, uint32_t *n);
+
+    /* Seconds (at the nominal rates of plan.h) to bring an activation of so many bytes elsewhere and
+     * back; negative: it moves none. NULL: the strategy is none that moves. */
+    double (*away)(void *self, uint64_t bytes);
 };
 
 #ifdef __cplusplus

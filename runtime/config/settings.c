@@ -86,6 +86,8 @@ static const struct tn_option device_table[] = {
     STRING("plugin", "cpu", 0, "Device plugin: an id, or a path with a '/'."),
     ROW(SIZE, "memory", "auto", TN_OPT_AUTO, MIB, 1024 * TIB, NULL,
         "Memory that one rank may use; auto: the device says."),
+    STRING("disk", NULL, 0,
+           "Folder for what strategies keep on disk during a run, in a file without a name; empty: TMPDIR, or /var/tmp."),
 };
 
 static const struct tn_option comm_table[] = {
@@ -196,6 +198,7 @@ static void take_plugins(struct tn_settings *s)
     s->load = text(&s->model_options, "load");
     s->compute = whole(&s->precision, "compute");
     s->device = text(&s->device_options, "plugin");
+    s->device_disk = text(&s->device_options, "disk");
     s->device_memory = whole(&s->device_options, "memory");
     s->backend = text(&s->comm, "backend");
     s->layers = tn_options_get(&s->comm, "layers")->list;

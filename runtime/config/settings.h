@@ -43,6 +43,7 @@ struct tn_settings {
     int64_t compute;             /* TN_COMPUTE_* */
     /* [device] */
     const char *device;          /* plugin id or path */
+    const char *device_disk;     /* folder for values on disk; "": a default */
     int64_t device_memory;       /* bytes a rank may use; -1: what the device says */
     /* [comm] */
     const char *backend;         /* plugin id or path */

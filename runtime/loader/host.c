@@ -11,7 +11,10 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "program/ops.h"
 #include "program/program_api.h"
+
+#include <tenon/plan.h>
 
 static pthread_mutex_t message_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -136,9 +139,36 @@ static int64_t facts_get(const struct tn_host *host, const char *name, int64_t m
     return facts ? facts->get(facts, name, missing) : missing;
 }
 
+static const struct tn_trials *trials_of(const struct tn_host *host)
+{
+    const struct tn_facts *facts = instance_of(host)->facts;
+    return facts ? facts->trials : NULL;
+}
+
+static int64_t plan_budget(const struct tn_host *host)
+{
+    return trials_of(host) ? trials_of(host)->budget(instance_of(host)->facts) : 0;
+}
+
+static int64_t plan_peak(const struct tn_host *host, struct tn_program *copy, uint32_t flags)
+{
+    return trials_of(host) ? trials_of(host)->peak(instance_of(host)->facts, instance_of(host), copy, flags) : -1;
+}
+
+static double plan_away(const struct tn_host *host, uint64_t bytes)
+{
+    return trials_of(host) ? trials_of(host)->away(instance_of(host)->facts, instance_of(host), bytes) : -1;
+}
+
 static const void *host_get_api(const struct tn_host *host, const char *id)
 {
     static const struct tn_facts_api facts = { sizeof facts, facts_get };
+    static const struct tn_plan_api plan = {
+        .struct_size = sizeof plan, .budget = plan_budget, .copy = tn_program_copy, .drop = tn_program_drop,
+        .peak = plan_peak, .seconds = tn_program_seconds, .away = plan_away,
+    };
+    if (strcmp(id, "tn.plan/1") == 0)
+        return &plan;
     return strcmp(id, "tn.facts/1") == 0 ? &facts : tn_program_api_get(id);
 }
 

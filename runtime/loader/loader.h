@@ -81,6 +81,14 @@ struct tn_instance {
 /* "tn.facts/1" and other tables that the core offers are looked up here. */
 struct tn_facts {
     int64_t (*get)(const struct tn_facts *facts, const char *name, int64_t missing);
+    const struct tn_trials *trials; /* NULL: there is no job that could plan */
+};
+
+/* What a job answers to "tn.plan/1"; `caller` is the instance that asks. */
+struct tn_trials {
+    int64_t (*budget)(const struct tn_facts *facts);
+    int64_t (*peak)(const struct tn_facts *facts, const struct tn_instance *caller, struct tn_program *copy, uint32_t flags);
+    double (*away)(const struct tn_facts *facts, const struct tn_instance *caller, uint64_t bytes);
 };
 
 /* Fills the host table, reads the plugin's section. No create is called. The instance must not move afterwards. */

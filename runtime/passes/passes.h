@@ -23,6 +23,8 @@ void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t mi
 
 /* 1 for opcodes that a collective backend runs. */
 int tn_op_is_comm(uint32_t opcode);
+/* 1 for opcodes that copy between spaces: they run beside computation, as communication does. */
+int tn_op_is_copy(uint32_t opcode);
 /* 1 for opcodes that only name memory (sync, view, pack): no kernel runs. */
 int tn_op_is_free(uint32_t opcode);
 

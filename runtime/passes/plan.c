@@ -1,8 +1,10 @@
-/* Plan: see plan.h. Four steps: storages (which values share memory), waits (which communication a later op must
- * wait for), lifetimes, offsets.
+/* Plan: see plan.h. Four steps: storages (which values share memory), waits (which communication or copy a later op
+ * must wait for), lifetimes, offsets.
  *
- * Communication runs beside computation from the op that starts it to the first op that needs its result or would
- * overwrite its input; both its buffers live until then. Everything else lives from its first to its last op. */
+ * Communication, and copies between spaces, run beside computation from the op that starts them to the first op that
+ * needs their result or would overwrite their input; both buffers live until then. Everything else lives from its first
+ * to its last op. So a value that is fetched is never read before its copy-out is done, and what it was copied from is
+ * not used for anything else before. */
 #include "passes/plan.h"
 
 #include <assert.h>
@@ -10,6 +12,9 @@
 #include <string.h>
 
 enum { ALIGN = 64 };
+/* A copy away from the device frees memory only once somebody has waited for it: a later one does when so many are
+ * under way, or any op that stands so far behind. */
+enum { COPIES_UNDER_WAY = 2, OPS_BESIDE_COPY = 16 };
 
 const char *const tn_category_name[TN_MEM_COUNT] = {
 #define TN_X(name, text) text,
@@ -141,7 +146,7 @@ static void find_storages(struct planner *s)
     const struct tn_program *p = s->p;
     for (tn_value v = 1; v <= p->n_values; v++) {
         s->parent[v] = v;
-        s->bytes[v] = round_up(value_bytes(p, v), ALIGN);
+        s->bytes[v] = round_up(value_bytes(p, v), p->values[v].space == TN_SPACE_DISK ? TN_DISK_BLOCK : ALIGN);
         s->persistent[v] = !p->values[v].def && (p->values[v].kind == TN_KIND_PARAM || p->values[v].kind == TN_KIND_STATE);
     }
     for TN_EACH_OP(p, op)
@@ -262,13 +267,41 @@ static tn_op take_way(struct planner *s, struct sent **ways, size_t *n, size_t *
     return before;
 }
 
-/* An op waits for communication that writes what it touches, or reads what it writes. */
+static int runs_beside(uint32_t opcode)
+{
+    return tn_op_is_comm(opcode) || tn_op_is_copy(opcode);
+}
+
+/* Copies away from the device that nobody has waited for, the latest few. */
+struct leaving {
+    tn_op copy[COPIES_UNDER_WAY];
+    uint32_t n;
+};
+
+static void wait_for_leaving(struct planner *s, struct leaving *leaving, tn_op op, size_t *cap)
+{
+    const struct tn_op_data *o = &s->p->ops[op];
+    for (uint32_t i = 0; i < COPIES_UNDER_WAY; i++) {
+        tn_op *copy = &leaving->copy[i];
+        int full = o->opcode == TN_OP_OFFLOAD && i == leaving->n % COPIES_UNDER_WAY;
+        if (!*copy || (!full && o->order - s->p->ops[*copy].order < OPS_BESIDE_COPY))
+            continue;
+        if (s->reading[root_of(s, s->p->ops[*copy].in[0], NULL)] == *copy)
+            wait_for(s, *copy, o->order, cap);
+        *copy = 0;
+    }
+    if (o->opcode == TN_OP_OFFLOAD)
+        leaving->copy[leaving->n++ % COPIES_UNDER_WAY] = op;
+}
+
+/* An op waits for communication and copies that write what it touches, or read what it writes. */
 static void find_waits(struct planner *s)
 {
     const struct tn_program *p = s->p;
     struct tn_plan *plan = s->plan;
     size_t cap = 0, n_ways = 0, cap_ways = 0;
     struct sent *ways = NULL;
+    struct leaving leaving = { .n = 0 };
     for TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         plan->first_wait[o->order] = plan->n_waits;
@@ -279,6 +312,7 @@ static void find_waits(struct planner *s)
             if (before && s->reading[root_of(s, p->ops[before].in[0], NULL)] == before)
                 wait_for(s, before, o->order, &cap);
         }
+        wait_for_leaving(s, &leaving, op, &cap);
         for (uint32_t i = 0; i < o->n_in; i++)
             if (o->in[i])
                 wait_for(s, s->pending[root_of(s, o->in[i], NULL)], o->order, &cap);
@@ -287,9 +321,11 @@ static void find_waits(struct planner *s)
             wait_for(s, s->pending[root], o->order, &cap);
             wait_for(s, s->reading[root], o->order, &cap);
         }
-        if (!tn_op_is_comm(o->opcode))
+        if (!runs_beside(o->opcode))
             continue;
         for (uint32_t i = 0; i < o->n_in; i++) {
+            if (!o->in[i])
+                continue;
             tn_value root = root_of(s, o->in[i], NULL);
             if (s->reading[root]) /* one reader at a time is remembered */
                 wait_for(s, s->reading[root], o->order, &cap);
@@ -301,9 +337,9 @@ static void find_waits(struct planner *s)
     plan->first_wait[s->end] = plan->n_waits;
     for TN_EACH_OP(p, op) { /* what nobody waited for ends with the step */
         const struct tn_op_data *o = &p->ops[op];
-        for (uint32_t i = 0; tn_op_is_comm(o->opcode) && i < o->n_in + o->n_out; i++) {
-            tn_value v = i < o->n_in ? o->in[i] : o->out[i - o->n_in], root = root_of(s, v, NULL);
-            if (s->pending[root] == op || s->reading[root] == op)
+        for (uint32_t i = 0; runs_beside(o->opcode) && i < o->n_in + o->n_out; i++) {
+            tn_value v = i < o->n_in ? o->in[i] : o->out[i - o->n_in], root = v ? root_of(s, v, NULL) : 0;
+            if (v && (s->pending[root] == op || s->reading[root] == op))
                 add_wait(s, op, s->end, &cap);
         }
     }
@@ -373,25 +409,34 @@ static int64_t place_blocks(struct block *block, size_t n)
     return top;
 }
 
+static int64_t *category(struct tn_plan *plan, uint32_t space)
+{
+    return space == TN_SPACE_DEVICE ? plan->category_bytes : plan->away[space].category_bytes;
+}
+
 static void place_persistent(struct planner *s, const struct tn_plan *base)
 {
     struct tn_plan *plan = s->plan;
     const struct tn_program *p = s->p;
-    int64_t at = 0;
+    int64_t at[TN_SPACES] = { 0 };
     for (tn_value v = 1; v <= p->n_values; v++) {
         if (!s->persistent[v])
             continue;
+        uint32_t space = p->values[v].space;
         tn_value known = base ? tn_value_find(base->p, p->values[v].name) : 0;
         assert(!base || known); /* every program of a job has the first one's params */
-        plan->offset[v] = base ? base->offset[known] : at;
-        at += s->bytes[v];
-        plan->category_bytes[s->category[v]] += s->bytes[v];
+        assert(!base || base->p->values[known].space == space);
+        plan->offset[v] = base ? base->offset[known] : at[space];
+        at[space] += s->bytes[v];
+        category(plan, space)[s->category[v]] += s->bytes[v];
     }
-    plan->persistent_bytes = base ? base->persistent_bytes : at;
+    plan->persistent_bytes = base ? base->persistent_bytes : at[TN_SPACE_DEVICE];
+    for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++)
+        plan->away[space].persistent_bytes = base ? base->away[space].persistent_bytes : at[space];
 }
 
 /* Most that is live at once in each category. */
-static void measure(struct planner *s, const struct block *block, size_t n)
+static void measure(struct planner *s, uint32_t space, const struct block *block, size_t n)
 {
     int64_t steps = s->end + 2;
     int64_t *change = calloc((size_t)(steps + 1), sizeof *change);
@@ -408,12 +453,13 @@ static void measure(struct planner *s, const struct block *block, size_t n)
             live += change[t];
             most = live > most ? live : most;
         }
-        s->plan->category_bytes[c] += most;
+        category(s->plan, space)[c] += most;
     }
     free(change);
 }
 
-static void place_transient(struct planner *s)
+/* Returns the bytes that it took, from `base` on. */
+static int64_t place_transient(struct planner *s, uint32_t space, int64_t base)
 {
     const struct tn_program *p = s->p;
     struct tn_plan *plan = s->plan;
@@ -421,13 +467,14 @@ static void place_transient(struct planner *s)
     size_t n = 0;
     assert(block);
     for (tn_value v = 1; v <= p->n_values; v++)
-        if (s->parent[v] == v && !s->persistent[v] && s->last[v] >= 0 && s->bytes[v] > 0)
+        if (p->values[v].space == space && s->parent[v] == v && !s->persistent[v] && s->last[v] >= 0 && s->bytes[v] > 0)
             block[n++] = (struct block){ .root = v, .bytes = s->bytes[v], .first = s->first[v], .last = s->last[v] };
-    plan->transient_bytes = place_blocks(block, n);
+    int64_t bytes = place_blocks(block, n);
     for (size_t i = 0; i < n; i++)
-        plan->offset[block[i].root] = plan->persistent_bytes + block[i].offset;
-    measure(s, block, n);
+        plan->offset[block[i].root] = base + block[i].offset;
+    measure(s, space, block, n);
     free(block);
+    return bytes;
 }
 
 void tn_plan_init(struct tn_plan *plan, const struct tn_program *flat, const struct tn_plan *base, int64_t scratch)
@@ -463,7 +510,9 @@ void tn_plan_init(struct tn_plan *plan, const struct tn_program *flat, const str
     find_waits(&s);
     find_lifetimes(&s);
     place_persistent(&s, base);
-    place_transient(&s);
+    plan->transient_bytes = place_transient(&s, TN_SPACE_DEVICE, plan->persistent_bytes);
+    for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++)
+        plan->away[space].transient_bytes = place_transient(&s, space, plan->away[space].persistent_bytes);
     for (tn_value v = 1; v < n; v++) {
         int64_t delta;
         tn_value root = root_of(&s, v, &delta);
@@ -478,6 +527,11 @@ void tn_plan_finish(struct tn_plan *plan)
 {
     tn_arena_finish(&plan->memory);
     *plan = (struct tn_plan){ 0 };
+}
+
+int64_t tn_plan_away(const struct tn_plan *plan, uint32_t space)
+{
+    return plan->away[space].persistent_bytes + plan->away[space].transient_bytes;
 }
 
 int64_t tn_plan_bytes(const struct tn_plan *plan)

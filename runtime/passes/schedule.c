@@ -37,6 +37,11 @@ int tn_op_is_comm(uint32_t opcode)
     }
 }
 
+int tn_op_is_copy(uint32_t opcode)
+{
+    return opcode == TN_OP_OFFLOAD || opcode == TN_OP_FETCH;
+}
+
 int tn_op_is_free(uint32_t opcode)
 {
     return opcode == TN_OP_SYNC || opcode == TN_OP_VIEW || opcode == TN_OP_PACK;

@@ -31,6 +31,8 @@ struct tn_op_kind {
     void (*lower)(struct tn_program *p, tn_op op);
 };
 
+/* Seconds at the nominal rates of the ABI's plan.h. */
+double tn_program_seconds(const struct tn_program *p, tn_op op);
 /* NULL for an unknown opcode. */
 const struct tn_op_kind *tn_op_kind(uint32_t opcode);
 uint32_t tn_op_by_name(const char *name); /* TN_OP_NONE if unknown */

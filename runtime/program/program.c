@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <xxhash.h>
@@ -28,6 +29,60 @@ void tn_program_finish(struct tn_program *p)
 {
     tn_arena_finish(&p->arena);
     *p = (struct tn_program){ 0 };
+}
+
+/* copies */
+
+/* On axes of parts the coordinate with the largest of unequal shares; on an axis of stages this rank's. */
+static int32_t *busiest_coord(struct tn_program *p)
+{
+    int32_t *coord = tn_arena_alloc(&p->arena, TN_MAX_AXES * sizeof *coord);
+    for (int32_t axis = 0; axis < p->mesh->n_axes; axis++) {
+        const struct tn_parts *parts = NULL;
+        for (tn_value v = 1; v <= p->n_values && !parts && !p->mesh->axis[axis].stages; v++)
+            if (TN_PLACE_KIND(p->values[v].place[axis]) == TN_PLACE_SHARD && TN_PLACE_PARTS(p->values[v].place[axis]))
+                parts = &p->parts[TN_PLACE_PARTS(p->values[v].place[axis])];
+        coord[axis] = p->mesh->axis[axis].stages ? p->coord[axis] : 0;
+        for (int32_t i = 1; parts && i < parts->n; i++)
+            if (parts->weights[i] > parts->weights[coord[axis]])
+                coord[axis] = i;
+    }
+    return coord;
+}
+
+static void *copy_array(struct tn_arena *arena, const void *array, size_t bytes)
+{
+    return bytes ? memcpy(tn_arena_alloc(arena, bytes), array, bytes) : NULL;
+}
+
+/* Strings stay the original's. */
+struct tn_program *tn_program_copy(const struct tn_program *p)
+{
+    struct tn_program *copy = malloc(sizeof *copy);
+    if (!copy)
+        return NULL;
+    *copy = *p;
+    tn_arena_init(&copy->arena);
+    copy->values = copy_array(&copy->arena, p->values, p->cap_values * sizeof *p->values);
+    copy->ops = copy_array(&copy->arena, p->ops, p->cap_ops * sizeof *p->ops);
+    copy->claims = copy_array(&copy->arena, p->claims, p->cap_claims * sizeof *p->claims);
+    copy->errors = NULL;
+    copy->n_errors = copy->cap_errors = 0;
+    copy->names = copy_array(&copy->arena, p->names, sizeof *p->names);
+    copy->names->slot = copy_array(&copy->arena, p->names->slot, p->names->cap * sizeof *p->names->slot);
+    for (tn_op op = 1; op <= p->n_ops; op++) {
+        copy->ops[op].in = copy_array(&copy->arena, p->ops[op].in, p->ops[op].n_in * sizeof *p->ops[op].in);
+        copy->ops[op].out = copy_array(&copy->arena, p->ops[op].out, p->ops[op].n_out * sizeof *p->ops[op].out);
+    }
+    copy->coord = busiest_coord(copy);
+    return copy;
+}
+
+void tn_program_drop(struct tn_program *copy)
+{
+    if (copy)
+        tn_program_finish(copy);
+    free(copy);
 }
 
 /* names */

@@ -33,6 +33,7 @@ struct tn_value_data {
     uint8_t init;                  /* params: TN_INIT_* */
     double init_arg;
     struct { const char *name; int32_t dim; int64_t offset, full; } stored; /* name NULL: as it is */
+    uint32_t claim;                /* number in claims, from 1; 0: nobody's */
     tn_placement place[TN_MAX_AXES];
     tn_placement want[TN_MAX_AXES];
     const char *placed_by[TN_MAX_AXES]; /* plugin that pinned it, for messages */
@@ -57,6 +58,9 @@ struct tn_op_data {
 
 struct tn_parts { int32_t n; const int64_t *weights; int64_t sum; };
 
+/* A claim of a strategy on a value; `lost_to`: the claim that was there before, or 0. */
+struct tn_claimed { tn_value v; struct tn_claim claim; uint32_t lost_to; };
+
 struct tn_program {
     struct tn_arena arena;
     const struct tn_mesh *mesh;
@@ -76,12 +80,19 @@ struct tn_program {
     tn_op insert_before;
     const char *actor;             /* plugin or pass, for messages */
 
+    struct tn_claimed *claims;     /* [1 .. n_claims], in the arena */
+    uint32_t n_claims;
+    size_t cap_claims;
+
     const char **errors;           /* in the arena */
     size_t n_errors, cap_errors;
 };
 
 void tn_program_init(struct tn_program *p, const struct tn_mesh *mesh, const int32_t *coord);
 void tn_program_finish(struct tn_program *p);
+/* A copy with the same ids, as of the busiest rank (plan.h of the ABI); the original outlives it. NULL: no memory. */
+struct tn_program *tn_program_copy(const struct tn_program *p);
+void tn_program_drop(struct tn_program *copy); /* accepts NULL */
 
 static inline struct tn_value_data *tn_val(const struct tn_program *p, tn_value v) { return &p->values[v]; }
 static inline struct tn_op_data *tn_opd(const struct tn_program *p, tn_op op) { return &p->ops[op]; }

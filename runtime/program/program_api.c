@@ -442,6 +442,25 @@ static tn_value api_value_copy(struct tn_program *p, tn_value v, const char *nam
     return copy;
 }
 
+static const struct tn_claim *api_claim(struct tn_program *p, tn_value v, const char *what, const char *key, uint32_t flags)
+{
+    static const struct tn_claim none = { .struct_size = sizeof none, .who = "", .what = "", .key = "" };
+    if (!good_value(p, v))
+        return &none;
+    uint32_t held = p->values[v].claim;
+    if (!what || (held && strcmp(p->claims[held].claim.who, p->actor) == 0))
+        return held ? &p->claims[held].claim : &none;
+    p->claims = tn_arena_grow(&p->arena, p->claims, sizeof *p->claims, &p->cap_claims, p->n_claims + 2);
+    p->claims[++p->n_claims] = (struct tn_claimed){
+        .v = v, .lost_to = held,
+        .claim = { .struct_size = sizeof(struct tn_claim), .flags = flags, .who = tn_arena_strdup(&p->arena, p->actor),
+                   .what = tn_arena_strdup(&p->arena, what), .key = tn_arena_strdup(&p->arena, key) },
+    };
+    if (!held)
+        p->values[v].claim = p->n_claims;
+    return &p->claims[held ? held : p->n_claims].claim;
+}
+
 static const struct tn_program_edit_api edit_api = {
     .struct_size = sizeof edit_api,
     .at = api_at,
@@ -470,6 +489,7 @@ static const struct tn_program_edit_api edit_api = {
     .set_kind = api_set_kind,
     .clear_flags = api_clear_flags,
     .value_copy = api_value_copy,
+    .claim = api_claim,
 };
 
 const void *tn_program_api_get(const char *id)

@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include <tenon/plan.h>
+
 static double local_bytes(const struct tn_program *p, tn_value v)
 {
     return v ? (double)tn_local_elements(p, v) * tn_dtype_bytes(p->values[v].dtype) : 0;
@@ -73,4 +75,15 @@ void cost_comm(const struct tn_program *p, tn_op op, double *flops, double *byte
     case TN_OP_ALL_TO_ALL: *bytes = share * in; break;
     default: *bytes = in > out ? in : out; break;
     }
+}
+
+/* The larger of the times for its FLOPs and its bytes. */
+double tn_program_seconds(const struct tn_program *p, tn_op op)
+{
+    double flops, bytes;
+    const struct tn_op_kind *kind = op && op <= p->n_ops ? tn_op_kind(p->ops[op].opcode) : NULL;
+    if (!kind || !kind->cost)
+        return 0;
+    kind->cost(p, op, &flops, &bytes);
+    return fmax(flops / TN_NOMINAL_FLOPS, bytes / TN_NOMINAL_BYTES);
 }

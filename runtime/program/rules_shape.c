@@ -453,3 +453,24 @@ void shape_pack(struct tn_program *p, tn_op op)
     }
     set(p, op, 0, in(p, op, 0)->dtype, 1, (int64_t[TN_MAX_DIMS]){ n * ranks, 1, 1, 1, 1, 1 });
 }
+
+/* A copy is what its original is, elsewhere. */
+void shape_offload(struct tn_program *p, tn_op op)
+{
+    const struct tn_value_data *x = in(p, op, 0), *into = in(p, op, 1);
+    int64_t space = tn_attr_i(p, op, "space", into ? into->space : TN_SPACE_HOST);
+    set_like(p, op, 0, x);
+    p->values[p->ops[op].out[0]].space = (uint32_t)space;
+    if (x->space != TN_SPACE_DEVICE || (space != TN_SPACE_HOST && space != TN_SPACE_DISK))
+        refuse(p, op, x, NULL, "it goes from the device to space 1 (host) or 2 (disk)");
+    if (into && (into->dtype != x->dtype || !same_shape(into, x) || into->space != space))
+        refuse(p, op, x, into, "both must have the same type and sizes, the second in the space asked for");
+}
+
+void shape_fetch(struct tn_program *p, tn_op op)
+{
+    set_like(p, op, 0, in(p, op, 0));
+    p->values[p->ops[op].out[0]].space = TN_SPACE_DEVICE;
+    if (in(p, op, 0)->space == TN_SPACE_DEVICE)
+        refuse(p, op, in(p, op, 0), NULL, "it is on the device already");
+}

@@ -16,6 +16,8 @@
  *   memory    an input whose memory an output takes over has       x    x     x      x      x      x      x
  *             the output's type, and no op uses it afterwards
  *   shapes    each output is what the shape rule says              x    x     x      x      x      x      x
+ *   spaces    what is not on the device is touched by offload and  x    x     x      x      x      x      x
+ *             fetch alone
  *   placed    a placement exists: its dimension, its parts table,  x    x     x      x      x      x      x
  *             its reduction; cuts are whole, at least 1 element
  *   roots     one loss, an f32 scalar, or an output                x    x     x      x
@@ -450,14 +452,18 @@ static void check_shape(struct tn_verify *vf, tn_op op, const struct tn_op_kind 
     }
     for (uint32_t i = 0; i < o->n_out; i++) {
         if (stated[i].dtype == ruled[i].dtype && stated[i].rank == ruled[i].rank &&
-            memcmp(stated[i].shape, ruled[i].shape, sizeof ruled[i].shape) == 0)
+            stated[i].space == ruled[i].space && memcmp(stated[i].shape, ruled[i].shape, sizeof ruled[i].shape) == 0)
             continue;
         char text[TN_VERIFY_TEXT], rule[TN_VERIFY_TEXT];
         tn_verify_value(p, o->out[i], text);
         *tn_val(p, o->out[i]) = ruled[i];
         tn_verify_value(p, o->out[i], rule);
         *tn_val(p, o->out[i]) = stated[i];
-        bad_op(vf, op, "gives %s; by its shape rule it is %s", text, rule + strcspn(rule, " ") + 1);
+        if (stated[i].space != ruled[i].space)
+            bad_op(vf, op, "gives %s in space %s; by its shape rule it is in space %s", text,
+                   tn_space_names[stated[i].space], tn_space_names[ruled[i].space % 3]);
+        else
+            bad_op(vf, op, "gives %s; by its shape rule it is %s", text, rule + strcspn(rule, " ") + 1);
     }
 }
 
@@ -471,6 +477,25 @@ static void check_shapes(struct tn_verify *vf)
             vf->bad_op[op] = 1;
         else if (kind->shape)
             check_shape(vf, op, kind);
+    }
+}
+
+/* spaces */
+
+static void check_spaces(struct tn_verify *vf)
+{
+    const struct tn_program *p = vf->p;
+    for TN_EACH_OP(p, op) {
+        const struct tn_op_data *o = tn_opd(p, op);
+        if (vf->bad_op[op] || o->opcode == TN_OP_OFFLOAD || o->opcode == TN_OP_FETCH)
+            continue;
+        for (uint32_t i = 0; i < o->n_in + o->n_out; i++) {
+            tn_value v = i < o->n_in ? o->in[i] : o->out[i - o->n_in];
+            if (v && tn_val(p, v)->space != TN_SPACE_DEVICE)
+                tn_verify_report(vf, op, "%s %.160s, which is in space %s; %s", i < o->n_in ? "uses" : "makes",
+                                 name_of(vf, v), tn_space_names[tn_val(p, v)->space],
+                                 i < o->n_in ? "put a fetch between" : "make it on the device and put an offload behind");
+        }
     }
 }
 
@@ -527,6 +552,7 @@ size_t tn_program_verify(struct tn_program *p, const char *after)
     check_defs(&vf);
     tn_verify_placements(&vf);
     check_shapes(&vf);
+    check_spaces(&vf);
     if (vf.after <= TN_AFTER_RESOLVE)
         check_roots(&vf);
     if (vf.after >= TN_AFTER_RESOLVE)

@@ -17,7 +17,9 @@ enum { WAIT_SLICE_NS = 100 * 1000 * 1000 };
 
 /* One op, ready to run. */
 struct entry {
-    struct tn_kernel *kernel; /* or NULL: communication */
+    struct tn_kernel *kernel; /* or NULL: communication, or a copy */
+    struct tn_copy *copy;     /* or NULL */
+    uint64_t ticket;          /* of the copy under way; 0: none is */
     uint32_t opcode;
     uint32_t dtype, red;
     uint64_t count;
@@ -25,7 +27,7 @@ struct entry {
     int32_t axis, peer;
     struct tn_comm *comm;
     struct tn_request *request; /* under way */
-    const uint32_t *wait;       /* entries whose communication must be done first */
+    const uint32_t *wait;       /* entries whose communication or copy must be done first */
     uint32_t n_waits;
     uint8_t opens, closes;      /* first, last of communication that is started together */
     const char *name;           /* of the op, for messages */
@@ -41,6 +43,7 @@ struct tn_exec {
     uint32_t n_final_waits;
 };
 
+/* Of a value on the device. */
 static void *address(const struct tn_exec *exec, tn_value v)
 {
     return exec->machine.arena + exec->plan->offset[v];
@@ -108,7 +111,7 @@ static void undescribe(struct described *d)
 
 static int runs_on_device(uint32_t opcode)
 {
-    return !tn_op_is_comm(opcode) && !tn_op_is_free(opcode);
+    return !tn_op_is_comm(opcode) && !tn_op_is_copy(opcode) && !tn_op_is_free(opcode);
 }
 
 /* Equal for ops that the device cannot tell apart. */
@@ -218,6 +221,24 @@ static tn_status bind_kernel(struct tn_exec *exec, tn_op op, struct entry *e)
     return status;
 }
 
+static tn_status bind_copy(struct tn_exec *exec, tn_op op, struct entry *e)
+{
+    const struct tn_machine *m = &exec->machine;
+    const struct tn_program *p = exec->plan->p;
+    const struct tn_op_data *o = &p->ops[op];
+    int out = o->opcode == TN_OP_OFFLOAD;
+    tn_value here = out ? o->in[0] : o->out[0], there = out ? o->out[0] : o->in[0];
+    struct tn_event *event = NULL;
+    tn_status status = m->copier ? m->device->event_create(m->device_self, &event) : TN_INVALID;
+    e->copy = tn_arena_alloc(&exec->memory, sizeof *e->copy);
+    *e->copy = (struct tn_copy){
+        .way = out ? TN_COPY_OUT : TN_COPY_IN, .space = p->values[there].space, .device = address(exec, here),
+        .offset = exec->plan->offset[there], .event = event, .name = e->name,
+        .bytes = (uint64_t)(tn_local_elements(p, here) * tn_dtype_bytes(p->values[here].dtype)),
+    };
+    return status;
+}
+
 /* The plan's waits name ops; the step wants entries. */
 static const uint32_t *bind_waits(struct tn_exec *exec, const uint32_t *entry_of, int64_t order, uint32_t *n)
 {
@@ -265,8 +286,8 @@ struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_p
         entry_of[op] = exec->n_entries++;
         e->name = p->ops[op].name;
         e->wait = bind_waits(exec, entry_of, p->ops[op].order, &e->n_waits);
-        int comm = tn_op_is_comm(p->ops[op].opcode);
-        if ((comm ? bind_comm(exec, op, e) : bind_kernel(exec, op, e)) != TN_OK) {
+        int comm = tn_op_is_comm(p->ops[op].opcode), copy = tn_op_is_copy(p->ops[op].opcode);
+        if ((comm ? bind_comm(exec, op, e) : copy ? bind_copy(exec, op, e) : bind_kernel(exec, op, e)) != TN_OK) {
             snprintf(error, error_bytes, comm ? "%s = %s: its axis has a single rank, with nobody to talk to"
                                               : "the device cannot run %s = %s", e->name, tn_op_kind(p->ops[op].opcode)->name);
             free(entry_of);
@@ -285,25 +306,42 @@ void tn_exec_destroy(struct tn_exec *exec)
 {
     if (!exec)
         return;
-    for (uint32_t i = 0; i < exec->n_entries; i++)
-        if (exec->entry[i].kernel)
-            exec->machine.device->kernel_destroy(exec->machine.device_self, exec->entry[i].kernel);
+    const struct tn_machine *m = &exec->machine;
+    for (uint32_t i = 0; i < exec->n_entries; i++) {
+        const struct entry *e = &exec->entry[i];
+        if (e->kernel)
+            m->device->kernel_destroy(m->device_self, e->kernel);
+        if (e->copy && e->copy->event)
+            m->device->event_destroy(m->device_self, e->copy->event);
+    }
     tn_arena_finish(&exec->memory);
     free(exec);
 }
 
-tn_status tn_exec_write(const struct tn_exec *exec, tn_value v, const void *from, uint64_t bytes)
+/* Wherever the value is. */
+static tn_status exchange(const struct tn_exec *exec, tn_value v, uint32_t way, void *host, uint64_t bytes)
 {
     const struct tn_machine *m = &exec->machine;
-    tn_status status = m->device->copy(m->device_self, address(exec, v), from, bytes, m->queue);
+    const struct tn_value_data *value = &exec->plan->p->values[v];
+    if (value->space != TN_SPACE_DEVICE) {
+        const struct tn_copy copy = { .way = way, .space = value->space, .device = host, .offset = exec->plan->offset[v],
+                                      .bytes = bytes, .name = value->name };
+        return m->copier ? tn_copier_wait(m->copier, tn_copier_start(m->copier, &copy)) : TN_INVALID;
+    }
+    void *here = address(exec, v);
+    tn_status status = m->device->copy(m->device_self, way == TN_COPY_OUT ? here : host, way == TN_COPY_OUT ? host : here, bytes,
+                                       m->queue);
     return status == TN_OK ? m->device->queue_sync(m->device_self, m->queue) : status;
+}
+
+tn_status tn_exec_write(const struct tn_exec *exec, tn_value v, const void *from, uint64_t bytes)
+{
+    return exchange(exec, v, TN_COPY_OUT, (void *)from, bytes);
 }
 
 tn_status tn_exec_read(const struct tn_exec *exec, tn_value v, void *to, uint64_t bytes)
 {
-    const struct tn_machine *m = &exec->machine;
-    tn_status status = m->device->copy(m->device_self, to, address(exec, v), bytes, m->queue);
-    return status == TN_OK ? m->device->queue_sync(m->device_self, m->queue) : status;
+    return exchange(exec, v, TN_COPY_IN, to, bytes);
 }
 
 /* the step */
@@ -368,6 +406,11 @@ static tn_status finish(struct tn_exec *exec, struct entry *e)
 {
     const struct tn_collective *b = exec->machine.backend;
     uint64_t begun = 0;
+    if (e->ticket) {
+        uint64_t ticket = e->ticket;
+        e->ticket = 0;
+        return tn_copier_wait(exec->machine.copier, ticket);
+    }
     if (!e->request)
         return TN_OK;
     tn_status status = b->test(e->request);
@@ -387,6 +430,17 @@ static tn_status finish(struct tn_exec *exec, struct entry *e)
     e->request = NULL;
     exec->in_flight--;
     return TN_OK;
+}
+
+static tn_status start_copy(struct tn_exec *exec, struct entry *e)
+{
+    const struct tn_machine *m = &exec->machine;
+    tn_status status = m->device->event_record(m->device_self, e->copy->event, m->queue);
+    if (status != TN_OK)
+        tn_log(TN_LOG_ERROR, "%s: the device could not note where the copy may start", e->name);
+    else
+        e->ticket = tn_copier_start(m->copier, e->copy);
+    return status;
 }
 
 static tn_status finish_all(struct tn_exec *exec, const uint32_t *wait, uint32_t n)
@@ -415,6 +469,11 @@ tn_status tn_exec_step(struct tn_exec *exec)
             }
             if (exec->in_flight)
                 m->backend->progress(m->backend_self);
+            continue;
+        }
+        if (e->copy) {
+            if ((status = start_copy(exec, e)) != TN_OK)
+                return status;
             continue;
         }
         if (e->opens)

@@ -1,8 +1,8 @@
 /* Executor: walks a bound program. The only part that runs in every step.
  *
  * Binding turns each op into an entry that holds its kernel, or its collective call with all arguments. The step
- * then neither allocates nor looks anything up: it waits where the plan says so, launches, starts communication, and
- * goes on. Waiting is done in slices, so that a dead peer or a passed deadline ends the job with a message that
+ * then neither allocates nor looks anything up: it waits where the plan says so, launches, starts communication and
+ * copies between spaces, and goes on. Waiting is done in slices, so that a dead peer or a passed deadline ends the job with a message that
  * names the rank, the op and the group. */
 #ifndef TENON_EXEC_H
 #define TENON_EXEC_H
@@ -12,6 +12,7 @@
 
 #include "passes/plan.h"
 #include "ranks/store.h"
+#include "run/copier.h"
 
 /* What programs of a job run on; lives as long as the job. */
 struct tn_machine {
@@ -27,6 +28,7 @@ struct tn_machine {
     unsigned char *arena;
     uint64_t arena_bytes;
     int arena_of_backend;                /* where it came from */
+    struct tn_copier *copier;            /* host memory and disk; NULL where all is on the device */
     const struct tn_mesh *mesh;
     int32_t rank;
 };

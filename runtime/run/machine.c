@@ -2,6 +2,7 @@
 #include "job.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -76,6 +77,25 @@ static tn_status allocate(struct tn_machine *machine, struct tn_job *job, int64_
     return TN_OK;
 }
 
+static const char *disk_folder(struct tn_job *job)
+{
+    const char *named = job->settings.device_disk, *temporary = getenv("TMPDIR");
+    if (*named)
+        return *named == '/' ? named : tn_arena_printf(&job->manifest.arena, "%s/%s", job->manifest.folder, named);
+    return temporary && *temporary ? temporary : "/var/tmp";
+}
+
+tn_status tn_machine_spaces(struct tn_machine *machine, struct tn_job *job, int64_t host_bytes, int64_t disk_bytes, char *error,
+                            size_t error_bytes)
+{
+    const struct tn_copier_of of = { .device = machine->device, .device_self = machine->device_self, .host_bytes = host_bytes,
+                                     .disk_bytes = disk_bytes, .folder = disk_folder(job) };
+    if (host_bytes == 0 && disk_bytes == 0)
+        return TN_OK;
+    machine->copier = tn_copier_new(&of, error, error_bytes);
+    return machine->copier ? TN_OK : TN_ERROR;
+}
+
 tn_status tn_machine_init(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, int64_t arena_bytes,
                           char *error, size_t error_bytes)
 {
@@ -100,6 +120,7 @@ void tn_machine_finish(struct tn_machine *machine, struct tn_job *job)
         for (int32_t channel = 0; channel < TN_MAX_CHANNELS; channel++)
             if (machine->comm[axis][channel])
                 machine->backend->comm_destroy(machine->comm[axis][channel]);
+    tn_copier_destroy(machine->copier);
     if (machine->arena && machine->arena_of_backend)
         machine->backend->mem_free(machine->backend_self, machine->arena);
     else if (machine->arena)

@@ -108,6 +108,16 @@ static int64_t arena_bytes(const struct run *run)
     return most;
 }
 
+static int64_t away_bytes(const struct run *run, uint32_t space)
+{
+    int64_t most = 0;
+    const struct bound *all[] = { &run->train, &run->eval, &run->sample };
+    for (size_t i = 0; i < 3; i++)
+        if (all[i]->ready && tn_plan_away(&all[i]->compiled.plan, space) > most)
+            most = tn_plan_away(&all[i]->compiled.plan, space);
+    return most;
+}
+
 static tn_status bind(struct run *run, struct bound *b, char *error, size_t error_bytes)
 {
     if (!b->ready)
@@ -152,6 +162,9 @@ static tn_status prepare(struct run *run, char *error, size_t error_bytes)
         status = tn_machine_agree(run->job, run->rank, (uint64_t)bytes, &run->peak_bytes, error, error_bytes);
     if (status == TN_OK)
         status = tn_machine_init(&run->machine, run->job, run->rank, bytes, error, error_bytes);
+    if (status == TN_OK)
+        status = tn_machine_spaces(&run->machine, run->job, away_bytes(run, TN_SPACE_HOST), away_bytes(run, TN_SPACE_DISK), error,
+                                   error_bytes);
     if (status == TN_OK)
         status = create_vote(run, error, error_bytes);
     if (status == TN_OK)

@@ -84,7 +84,7 @@ static const struct tn_strategy table = { .struct_size = sizeof table, .create =
 #elif defined OLDER
 /* As built before `axes` was in the table. */
 static const struct tn_strategy table = {
-    offsetof(struct tn_strategy, axes), create, destroy, (void *)1, (void *)1, (void *)1, (void *)1, (void *)1 };
+    offsetof(struct tn_strategy, axes), create, destroy, (void *)1, (void *)1, (void *)1, (void *)1, (void *)1, (void *)1 };
 #else
 static const struct tn_strategy table = {
     .struct_size = sizeof table, .create = create, .destroy = destroy, .axes = axes };

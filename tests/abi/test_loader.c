@@ -410,7 +410,7 @@ static void host_table(void **state)
 {
     struct state *s = *state;
     struct tn_instance a;
-    const struct tn_facts facts = { some_fact };
+    const struct tn_facts facts = { .get = some_fact };
     takes(s, copy("good"));
     tn_instance_init(&a, &s->library, &s->m, &s->diag);
     const struct tn_host *host = &a.host;

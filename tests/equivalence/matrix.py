@@ -299,7 +299,32 @@ def pipeline_suite():
     ]
 
 
-SUITES = {"pipeline": pipeline_suite, "gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
+def away(chain, parts=1, **options):
+    return Chain(chain, parts, offload__min_size=0, **options)
+
+
+def offload_suite():
+    """Activations and optimizer state away, by themselves and with each other strategy."""
+    deep = {"data.batch": 24, "gpt.layers": 3}
+    gpt2, llama = {**GPT2, **TIED, **deep}, {**LLAMA, **UNTIED, **deep, **MASKED}
+    disk, state = {"offload__activations": "disk"}, {"offload__activations": "off", "offload__optimizer": "host"}
+    both = {"offload__activations": "disk", "offload__optimizer": "disk"}
+    alone = [away("offload", 2), away("offload", **disk), away("offload", 2, **state), away("offload", 3, **both),
+             away("offload", offload__share=0.5, offload__prefetch=0), away("offload", offload__tags="norm"),
+             away("offload", offload__prefetch=2, offload__optimizer="disk")]
+    mixed = [away("tp, offload", 2, tp=2, **both), away("tp, offload", tp=2, tp__sequence_parallel="on"),
+             away("dp, offload", 2, dp=2, offload__optimizer="host"), away("fsdp, offload", 2, fsdp=2, offload__optimizer="host"),
+             away("fsdp, offload", fsdp=3, fsdp__level="optimizer", **both), away("pp, offload", 4, pp=2, **both),
+             away("ckpt, offload", 2), away("ckpt, offload", ckpt__recompute="full", **both),
+             away("ckpt, tp, fsdp, pp, offload", 2, tp=2, fsdp=2, pp=2, ckpt__ratio=0.5, offload__optimizer="host")]
+    few = [away("offload", 2, offload__optimizer="host"), away("fsdp, offload", fsdp=2, **both)]
+    return [Group("gpt2, tied, offload", gpt2, alone + mixed), Group("llama, untied, masked targets, offload", llama, alone[3:4] + mixed),
+            Group("gpt2, tied, bf16, offload", {**gpt2, **BF16}, few, precision="bf16"),
+            Group("gpt2, tied, SGD, offload", {**gpt2, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, few),
+            Group("gpt2, tied, validation and sample, offload", {**gpt2, **PRINTED}, few)]
+
+
+SUITES = {"offload": offload_suite, "pipeline": pipeline_suite, "gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
           "mixed": mixed_suite, "bf16": bf16_suite, "sharded": sharded_suite}
 
 

@@ -177,6 +177,11 @@ static const struct {
     { "gpt2, tp = 2, sequence parallel", 2,
       { "gpt.family=gpt2", "strategies.chain=tp", "tp.sequence_parallel=on", "data.micro_batches=2" } },
     { "gpt2, dp = 2, small buckets", 2, { "gpt.family=gpt2", "strategies.chain=dp", "dp.bucket=32K" } },
+    { "gpt2, activations and states in host memory", 1,
+      { "gpt.family=gpt2", "strategies.chain=offload", "offload.min_size=0", "offload.optimizer=host" } },
+    { "llama, dp = 2, activations and states on disk, micro-batches", 2,
+      { "gpt.family=llama", "strategies.chain=dp, offload", "offload.min_size=0", "offload.activations=disk",
+        "offload.optimizer=disk", "data.micro_batches=2", "device.disk=." } },
     { "llama, bf16, tp = 2, dp = 2", 4,
       { "gpt.family=llama", "precision.compute=bf16", "strategies.chain=tp, dp", "tp.size=2", "dp.size=2" } },
 };

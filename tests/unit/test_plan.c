@@ -1,8 +1,8 @@
 /* Plan: what is live at the same time lies apart, and whoever waits waits long enough.
  *
  * The oracle runs a planned program on bytes. Each op checks that its inputs still hold what their makers wrote and
- * then writes patterns of its own; communication under way may read its input and write its output at any moment until
- * it is waited for, so that nobody else may touch these. Nothing of it looks at how the plan was made. */
+ * then writes patterns of its own; communication and copies between spaces under way may read their input and write their
+ * output at any moment until they are waited for, so that nobody else may touch these. Nothing of it looks at how the plan was made. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,10 +20,20 @@
 struct oracle {
     const struct tn_program *p;
     const struct tn_plan *plan;
-    unsigned char *memory;
+    unsigned char *memory[TN_SPACES];
     unsigned char **holds; /* by value: its bytes, as they should be */
-    uint8_t *flying;       /* by op: communication under way */
+    uint8_t *flying;       /* by op: communication or a copy under way */
 };
+
+static unsigned char *place_of(const struct oracle *o, tn_value v)
+{
+    return o->memory[o->p->values[v].space] + o->plan->offset[v];
+}
+
+static int runs_beside(uint32_t opcode)
+{
+    return tn_op_is_comm(opcode) || tn_op_is_copy(opcode);
+}
 
 static int64_t bytes_of(const struct tn_program *p, tn_value v)
 {
@@ -33,12 +43,12 @@ static int64_t bytes_of(const struct tn_program *p, tn_value v)
 static int overlap(const struct oracle *o, tn_value a, tn_value b)
 {
     int64_t x = o->plan->offset[a], y = o->plan->offset[b];
-    return x < y + bytes_of(o->p, b) && y < x + bytes_of(o->p, a);
+    return o->p->values[a].space == o->p->values[b].space && x < y + bytes_of(o->p, b) && y < x + bytes_of(o->p, a);
 }
 
 static void check_holds(const struct oracle *o, tn_value v, const char *who)
 {
-    if (memcmp(o->memory + o->plan->offset[v], o->holds[v], (size_t)bytes_of(o->p, v)) != 0)
+    if (memcmp(place_of(o, v), o->holds[v], (size_t)bytes_of(o->p, v)) != 0)
         fail_msg("%s: %s was overwritten", who, o->p->values[v].name);
 }
 
@@ -46,7 +56,7 @@ static void write_new(struct oracle *o, tn_value v)
 {
     for (int64_t i = 0; i < bytes_of(o->p, v); i++)
         o->holds[v][i] = (unsigned char)(v * 131 + (uint64_t)i * 7 + 1);
-    memcpy(o->memory + o->plan->offset[v], o->holds[v], (size_t)bytes_of(o->p, v));
+    memcpy(place_of(o, v), o->holds[v], (size_t)bytes_of(o->p, v));
 }
 
 static void check_flying(const struct oracle *o, tn_op op)
@@ -84,7 +94,7 @@ static void name_memory(struct oracle *o, tn_op op)
     const struct tn_op_data *d = &o->p->ops[op];
     unsigned char *to = o->holds[d->out[0]];
     int64_t item = tn_dtype_bytes(o->p->values[d->out[0]].dtype), at = 0;
-    memcpy(to, o->memory + o->plan->offset[d->out[0]], (size_t)bytes_of(o->p, d->out[0])); /* gaps hold anything */
+    memcpy(to, place_of(o, d->out[0]), (size_t)bytes_of(o->p, d->out[0])); /* gaps hold anything */
     if (d->opcode == TN_OP_VIEW) {
         at = tn_attr_i(o->p, op, "offset", 0) * item;
         memcpy(to, o->holds[d->in[0]] + at, (size_t)bytes_of(o->p, d->out[0]));
@@ -140,9 +150,9 @@ static void run_op(struct oracle *o, tn_op op)
     check_flying(o, op);
     check_sharing(o, op);
     for (uint32_t i = 0; i < d->n_in; i++)
-        if (d->in[i])
+        if (d->in[i] && !(d->opcode == TN_OP_OFFLOAD && i == 1)) /* what is overwritten is not read */
             check_holds(o, d->in[i], d->name);
-    if (tn_op_is_comm(d->opcode)) {
+    if (runs_beside(d->opcode)) {
         o->flying[op] = 1;
         return;
     }
@@ -154,17 +164,24 @@ static void run_op(struct oracle *o, tn_op op)
 static void check_plan(const struct tn_program *p, const struct tn_plan *plan)
 {
     struct oracle o = { .p = p, .plan = plan };
-    int64_t arena = plan->persistent_bytes + plan->transient_bytes, top = plan->persistent_bytes, end = 0;
-    o.memory = calloc((size_t)arena + 1, 1);
+    int64_t arena[TN_SPACES], top[TN_SPACES] = { plan->persistent_bytes }, end = 0;
+    arena[TN_SPACE_DEVICE] = plan->persistent_bytes + plan->transient_bytes;
+    for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++) {
+        arena[space] = tn_plan_away(plan, space);
+        top[space] = plan->away[space].persistent_bytes;
+    }
+    for (uint32_t space = 0; space < TN_SPACES; space++)
+        o.memory[space] = calloc((size_t)arena[space] + 1, 1);
     o.holds = calloc((size_t)p->n_values + 1, sizeof *o.holds);
     o.flying = calloc((size_t)p->n_ops + 1, 1);
     for (tn_value v = 1; v <= p->n_values; v++) {
         o.holds[v] = malloc((size_t)bytes_of(p, v));
         if (plan->offset[v] < 0)
             continue;
-        assert_true(plan->offset[v] + bytes_of(p, v) <= arena);
-        if (plan->offset[v] + bytes_of(p, v) > top)
-            top = plan->offset[v] + bytes_of(p, v);
+        uint32_t space = p->values[v].space;
+        assert_true(plan->offset[v] + bytes_of(p, v) <= arena[space]);
+        if (plan->offset[v] + bytes_of(p, v) > top[space])
+            top[space] = plan->offset[v] + bytes_of(p, v);
         if (!p->values[v].def)
             write_new(&o, v);
     }
@@ -182,12 +199,15 @@ static void check_plan(const struct tn_program *p, const struct tn_plan *plan)
     for (tn_value v = 1; v <= p->n_values; v++)
         if (p->values[v].flags & TN_VALUE_OUTPUT)
             check_holds(&o, v, "the end");
-    assert_int_equal((top + 63) / 64 * 64, arena); /* not a byte more than the offsets say */
+    for (uint32_t space = 0; space < TN_SPACES; space++) { /* not a byte more than the offsets say */
+        int64_t align = space == TN_SPACE_DISK ? TN_DISK_BLOCK : 64;
+        assert_int_equal((top[space] + align - 1) / align * align, arena[space]);
+        free(o.memory[space]);
+    }
     for (tn_value v = 1; v <= p->n_values; v++)
         free(o.holds[v]);
     free(o.holds);
     free(o.flying);
-    free(o.memory);
 }
 
 /* Random programs */
@@ -206,7 +226,8 @@ struct maker {
     struct tn_mesh mesh;
     struct random random;
     tn_value pool[128]; /* values that may be read */
-    uint32_t n;
+    tn_value away[8];   /* those in host memory or on disk */
+    uint32_t n, n_away;
 };
 
 static tn_value made(struct maker *m, uint32_t opcode, const tn_value *in, uint32_t n_in, const struct tn_attr *attrs, uint32_t n)
@@ -255,13 +276,30 @@ static void add_bucket(struct maker *m)
     }
 }
 
+/* Out, also over what was there before, or back. */
+static void add_copy(struct maker *m, tn_value a)
+{
+    const struct tn_attr space[] = { TN_ATTR_I("space", 1 + below(&m->random, 2)) };
+    uint32_t i = m->n_away ? below(&m->random, m->n_away) : 0;
+    tn_value there = m->n_away ? m->away[i] : 0;
+    if (there && below(&m->random, 2)) {
+        remember(m, made(m, TN_OP_FETCH, &there, 1, NULL, 0));
+    } else if (there && m->p.values[there].dtype == m->p.values[a].dtype && !(m->p.values[there].flags & TN_VALUE_OUTPUT) &&
+               m->p.values[there].shape[0] == m->p.values[a].shape[0] && m->p.values[there].rank == m->p.values[a].rank) {
+        const struct tn_attr same[] = { TN_ATTR_I("space", m->p.values[there].space) };
+        m->away[i] = made(m, TN_OP_OFFLOAD, (tn_value[]){ a, there }, 2, same, 1);
+    } else if (m->n_away < 8) {
+        m->away[m->n_away++] = made(m, TN_OP_OFFLOAD, &a, 1, space, 1);
+    }
+}
+
 static void add_op(struct maker *m)
 {
     const struct tn_attr sum[] = { TN_ATTR_I("axis", 0), TN_ATTR_I("red", TN_RED_SUM) };
     const struct tn_attr bf16[] = { TN_ATTR_I("dtype", TN_BF16) };
     tn_value a = pick(m), b = pick(m);
     int same = m->p.values[a].shape[0] == m->p.values[b].shape[0] && m->p.values[a].dtype == m->p.values[b].dtype;
-    switch (below(&m->random, 8)) {
+    switch (below(&m->random, 10)) {
     case 0: remember(m, made(m, TN_OP_GELU, &a, 1, NULL, 0)); break;
     case 1:
     case 2:
@@ -277,6 +315,8 @@ static void add_op(struct maker *m)
         }
         break;
     case 6: remember(m, made(m, TN_OP_CAST, &a, 1, bf16, 1)); break;
+    case 7:
+    case 8: add_copy(m, a); break;
     default: add_bucket(m); break;
     }
     if (m->n > 6) /* values die */
@@ -295,6 +335,12 @@ static void make_random(struct maker *m, uint64_t seed)
         const int64_t shape[TN_MAX_DIMS] = { 1 + 17 * below(&m->random, 3), 4, 1, 1, 1, 1 };
         snprintf(name, sizeof name, "x%d", i);
         remember(m, tn_value_new(&m->p, i % 2 ? TN_KIND_INPUT : TN_KIND_PARAM, name, TN_F32, 2, shape));
+    }
+    for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++) {
+        const int64_t shape[TN_MAX_DIMS] = { 18, 4, 1, 1, 1, 1 };
+        tn_value state = tn_value_new(&m->p, TN_KIND_STATE, space == TN_SPACE_HOST ? "s1" : "s2", TN_F32, 2, shape);
+        m->p.values[state].space = space;
+        m->away[m->n_away++] = state;
     }
     for (uint32_t i = 10 + below(&m->random, 40); i > 0; i--)
         add_op(m);
@@ -472,6 +518,74 @@ static void communication_is_waited_for_at_first_use(void **state)
     flow_finish(&f);
 }
 
+static const char moved[] = "input x: f32[1024]\n"
+                            "state m: f32[1024] space=disk like=m\n"
+                            "region forward\n"
+                            "  a: f32[1024] = gelu(x: x)\n"
+                            "  a.away: f32[1024] space=host = offload(x: a, into: _) space=1\n"
+                            "  b: f32[1024] = gelu(x: a)\n"
+                            "  b.away: f32[1024] space=host = offload(x: b, into: _) space=1\n"
+                            "  c: f32[1024] = gelu(x: b)\n"
+                            "  c.away: f32[1024] space=host = offload(x: c, into: _) space=1\n"
+                            "  d: f32[1024] = gelu(x: c)\n"
+                            "  c.back: f32[1024] = fetch(x: c.away)\n"
+                            "  b.back: f32[1024] = fetch(x: b.away)\n"
+                            "  e: f32[1024] = add(a: d, b: c.back)\n"
+                            "  a.back: f32[1024] = fetch(x: a.away)\n"
+                            "  f: f32[1024] = add(a: e, b: b.back)\n"
+                            "  g: f32[1024] flags=output = add(a: f, b: a.back)\n"
+                            "  m.away: f32[1024] space=disk = offload(x: g, into: m) space=2\n";
+
+/* A fetch waits for its own copy-out; what was copied from is waited for by the copy after the next one; and memory of
+ * each space is planned by itself. */
+static void copies_between_spaces_are_waited_for(void **state)
+{
+    struct flow f;
+    struct tn_plan plan;
+    planned(&f, &plan, moved);
+    assert_int_equal(waits_before(&plan, "a.away") + waits_before(&plan, "b.away"), 0);
+    assert_int_equal(waits_before(&plan, "c.away"), 1); /* a's */
+    assert_int_equal(waits_before(&plan, "c.back"), 1); /* its own */
+    assert_int_equal(waits_before(&plan, "e"), 1);
+    assert_int_equal(waits_before(&plan, "f"), 1);
+    assert_int_equal(waits_before(&plan, "g"), 1);
+    assert_int_equal(at(&plan, "m.away"), at(&plan, "m"));
+    assert_int_equal(plan.away[TN_SPACE_HOST].persistent_bytes, 0);
+    assert_int_equal(plan.away[TN_SPACE_HOST].transient_bytes, 3 * 4096);
+    assert_int_equal(plan.away[TN_SPACE_HOST].category_bytes[TN_MEM_ACTIVATIONS], 3 * 4096);
+    assert_int_equal(plan.away[TN_SPACE_DISK].persistent_bytes, 4096);
+    assert_int_equal(plan.away[TN_SPACE_DISK].transient_bytes, 0);
+    assert_int_equal(plan.away[TN_SPACE_DISK].category_bytes[TN_MEM_OPTIMIZER], 4096);
+    assert_int_equal(plan.category_bytes[TN_MEM_OPTIMIZER], 0);
+    tn_plan_finish(&plan);
+    flow_finish(&f);
+}
+
+/* Nothing else goes away, so only the ops that pass tell that its memory could be used again. */
+static void a_copy_is_not_kept_long_after_its_last_use(void **state)
+{
+    char text[4096];
+    struct flow f;
+    struct tn_plan plan;
+    int n = snprintf(text, sizeof text, "input x: f32[1024]\nregion forward\n  a: f32[1024] = gelu(x: x)\n"
+                                        "  a.away: f32[1024] space=host = offload(x: a, into: _) space=1\n"
+                                        "  b0: f32[1024] = gelu(x: a)\n");
+    for (int i = 1; i < 40; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "  b%d: f32[1024] = gelu(x: b%d)\n", i, i - 1);
+    snprintf(text + n, sizeof text - (size_t)n, "  a.back: f32[1024] = fetch(x: a.away)\n"
+                                                "  y: f32[1024] flags=output = add(a: b39, b: a.back)\n");
+    planned(&f, &plan, text);
+    int waits = 0;
+    for (int i = 0; i < 39; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "b%d", i);
+        waits += (int)waits_before(&plan, name);
+    }
+    assert_int_equal(waits, 1);
+    tn_plan_finish(&plan);
+    flow_finish(&f);
+}
+
 /* Asked by a strategy, the plan could not hold these. */
 static void packs_of_what_cannot_be_moved_are_refused(void **state)
 {
@@ -536,6 +650,8 @@ int main(void)
         cmocka_unit_test(buckets_keep_others_aligned),
         cmocka_unit_test(params_lie_alike_in_all_programs),
         cmocka_unit_test(communication_is_waited_for_at_first_use),
+        cmocka_unit_test(copies_between_spaces_are_waited_for),
+        cmocka_unit_test(a_copy_is_not_kept_long_after_its_last_use),
         cmocka_unit_test(packs_of_what_cannot_be_moved_are_refused),
         cmocka_unit_test(sends_wait_for_the_one_before_on_their_way),
         cmocka_unit_test(nothing_needs_no_memory),
