@@ -1,6 +1,7 @@
 /* Job: one manifest from text to bound programs. The flow of ARCHITECTURE.md, as functions.
  *
  *     setup.c    manifest, settings, plugins, mesh, checks      (what `tenon check` needs)
+ *     backends.c which collective backend serves which axis
  *     job.c      model -> ... -> bound program                  (one flat function)
  *     machine.c  memory, communicators, agreement of the ranks
  *     train.c    the step loop, validation, the closing sample
@@ -19,14 +20,30 @@
 
 enum { TN_MOST_CHAIN = 16, TN_MOST_LAYERS = 8 };
 
+/* A collective backend of the job, made once whoever names it. Layers stand over it where an axis uses it. */
+struct tn_backend {
+    struct tn_instance instance;
+    struct tn_instance layer[TN_MOST_LAYERS]; /* the outermost first */
+    uint32_t n_layers;
+    int is_used;                              /* by an axis, or by the job as a whole; else only by another backend */
+    struct tn_bootstrap bootstrap;            /* as this backend sees it: its keys are apart from those of others */
+    const struct tn_bootstrap *keys;          /* the job's */
+    int32_t number;
+};
+
 struct tn_job {
     struct tn_facts facts; /* must be first: what plugins ask through tn.facts/1 */
     struct tn_diag diag;
     struct tn_manifest manifest;
     struct tn_settings settings;
-    struct tn_instance model, device, backend, chain[TN_MOST_CHAIN];
-    struct tn_instance layer[TN_MOST_LAYERS]; /* over the backend, the outermost first */
-    uint32_t n_chain, n_layers;
+    struct tn_instance model, device, chain[TN_MOST_CHAIN];
+    uint32_t n_chain;
+    struct tn_backend backend[TN_MOST_BACKENDS]; /* the first is that of [comm] */
+    uint32_t n_backends;
+    struct tn_backend *made[TN_MOST_BACKENDS];   /* in the order in which they can be connected: openers last */
+    uint32_t n_made;
+    int32_t axis_backend[TN_MAX_AXES];           /* index; that of [comm] where [comm.AXIS] says nothing */
+    struct tn_opener opener;                     /* answers tn.backends/1 */
     int32_t chain_size[TN_MOST_CHAIN]; /* ranks along each strategy's axes; 1 without */
     struct tn_mesh mesh;
     uint8_t channels[TN_MAX_AXES];     /* a bit for each channel that a program compiled so far sends on, on any rank */
@@ -46,10 +63,21 @@ void tn_job_close(struct tn_job *job);
 /* Adds problems with the data: files that are missing or cannot be read, too little of it. Reads none of it. */
 void tn_job_check_data(struct tn_job *job);
 
+/* Backends (backends.c). That of [comm], before the mesh is known; those of [comm.AXIS], after. */
+void tn_job_open_backend(struct tn_job *job);
+void tn_job_open_axis_backends(struct tn_job *job);
+void tn_job_close_backends(struct tn_job *job);
+/* Its init, through its layers. The bootstrap lives as long as the job. */
+tn_status tn_job_connect_backend(struct tn_backend *backend, const struct tn_bootstrap *bootstrap, uint64_t timeout_ns);
+/* How many serve an axis, or the job as a whole. */
+int32_t tn_job_used_backends(const struct tn_job *job);
 /* The backend, or the outermost layer over it. */
-struct tn_instance *tn_job_collective(struct tn_job *job);
-/* Model, device, backend, layers, strategies, as in the manifest; returns how many. */
-enum { TN_MOST_PLUGINS = 3 + TN_MOST_LAYERS + TN_MOST_CHAIN };
+struct tn_instance *tn_job_collective(struct tn_backend *backend);
+/* Opens the plugin that [section] key names, reads its options and creates it, over `next` if it is a layer. */
+void tn_job_load(struct tn_job *job, struct tn_instance *instance, const char *name, uint32_t kind, const char *section,
+                 const char *key, struct tn_instance *next);
+/* Model, device, backends with their layers, strategies; returns how many. */
+enum { TN_MOST_PLUGINS = 2 + TN_MOST_BACKENDS * (1 + TN_MOST_LAYERS) + TN_MOST_CHAIN };
 uint32_t tn_job_plugins(struct tn_job *job, struct tn_instance *all[TN_MOST_PLUGINS]);
 
 /* What a program is for. */
@@ -91,6 +119,8 @@ tn_status tn_machine_init(struct tn_machine *machine, struct tn_job *job, struct
 tn_status tn_machine_spaces(struct tn_machine *machine, struct tn_job *job, int64_t host_bytes, int64_t disk_bytes, char *error,
                             size_t error_bytes);
 void tn_machine_finish(struct tn_machine *machine, struct tn_job *job);
+/* What a carrier that failed says of it. */
+const char *tn_machine_message(struct tn_job *job, int32_t carrier);
 /* Compares what every rank loaded; names the first that differs. *peak: most bytes of any rank. */
 tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t bytes, uint64_t *peak, char *error,
                            size_t error_bytes);

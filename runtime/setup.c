@@ -20,6 +20,8 @@ static int64_t job_fact(const struct tn_job *job, const char *name, int64_t miss
         return s->micro_batches;
     if (strcmp(name, "micro_batch") == 0)
         return s->micro_batches > 0 ? s->batch / s->micro_batches : missing;
+    if (strcmp(name, "backends") == 0)
+        return tn_job_used_backends(job);
     if (strcmp(name, "sequence") == 0)
         return s->sequence;
     return missing;
@@ -33,8 +35,7 @@ static int64_t get_fact(const struct tn_facts *facts, const char *name, int64_t 
     return fact == INT64_MIN ? job_fact(job, name, missing) : fact;
 }
 
-/* Opens the plugin that [section] key names, reads its options and creates it, over `next` if it is a layer. */
-static void load(struct tn_job *job, struct tn_instance *instance, const char *name, uint32_t kind, const char *section,
+void tn_job_load(struct tn_job *job, struct tn_instance *instance, const char *name, uint32_t kind, const char *section,
                  const char *key, struct tn_instance *next)
 {
     struct tn_search search = { .manifest_folder = job->manifest.folder,
@@ -48,41 +49,27 @@ static void load(struct tn_job *job, struct tn_instance *instance, const char *n
     }
     tn_instance_init(instance, &library, &job->manifest, &job->diag);
     instance->facts = &job->facts;
+    if (kind == TN_PLUGIN_COLLECTIVE)
+        instance->opener = &job->opener;
     size_t before = job->diag.count;
     if (instance->options.sound && tn_instance_create(instance, next, &error) != TN_LOAD_OK &&
         job->diag.count == before)
         tn_diag_add(&job->diag, where, NULL, "plugin %s: %s", name, error.text);
 }
 
-/* From the inside out. One over a backend that was not made has nothing to stand on. */
-static void load_layers(struct tn_job *job)
-{
-    const struct tn_settings *s = &job->settings;
-    struct tn_instance *next = &job->backend;
-    if (s->n_layers > TN_MOST_LAYERS) {
-        tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "comm", "layers"), NULL,
-                    "%u layers; at most %d are possible", s->n_layers, TN_MOST_LAYERS);
-        return;
-    }
-    job->n_layers = s->n_layers;
-    for (uint32_t i = s->n_layers; i-- > 0 && next->self; next = &job->layer[i])
-        load(job, &job->layer[i], s->layers[i], TN_PLUGIN_COLLECTIVE, "comm", "layers", next);
-}
-
 static void load_all(struct tn_job *job)
 {
     const struct tn_settings *s = &job->settings;
-    load(job, &job->model, s->model, TN_PLUGIN_MODEL, "model", "plugin", NULL);
-    load(job, &job->device, s->device, TN_PLUGIN_DEVICE, "device", "plugin", NULL);
-    load(job, &job->backend, s->backend, TN_PLUGIN_COLLECTIVE, "comm", "backend", NULL);
-    load_layers(job);
+    tn_job_load(job, &job->model, s->model, TN_PLUGIN_MODEL, "model", "plugin", NULL);
+    tn_job_load(job, &job->device, s->device, TN_PLUGIN_DEVICE, "device", "plugin", NULL);
+    tn_job_open_backend(job);
     for (uint32_t i = 0; i < s->n_chain; i++) {
         if (i == TN_MOST_CHAIN) {
             tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "strategies", "chain"), NULL,
                         "%u strategies; at most %d are possible", s->n_chain, TN_MOST_CHAIN);
             break;
         }
-        load(job, &job->chain[job->n_chain++], s->chain[i], TN_PLUGIN_STRATEGY, "strategies", "chain", NULL);
+        tn_job_load(job, &job->chain[job->n_chain++], s->chain[i], TN_PLUGIN_STRATEGY, "strategies", "chain", NULL);
     }
 }
 
@@ -188,19 +175,16 @@ static void check_plugins(struct tn_job *job)
     tn_chain_check(chain, n, &job->diag);
 }
 
-struct tn_instance *tn_job_collective(struct tn_job *job)
-{
-    return job->n_layers ? &job->layer[0] : &job->backend;
-}
-
 uint32_t tn_job_plugins(struct tn_job *job, struct tn_instance *all[TN_MOST_PLUGINS])
 {
     uint32_t n = 0;
     all[n++] = &job->model;
     all[n++] = &job->device;
-    all[n++] = &job->backend;
-    for (uint32_t i = 0; i < job->n_layers; i++)
-        all[n++] = &job->layer[i];
+    for (uint32_t b = 0; b < job->n_backends; b++) {
+        all[n++] = &job->backend[b].instance;
+        for (uint32_t i = 0; i < job->backend[b].n_layers; i++)
+            all[n++] = &job->backend[b].layer[i];
+    }
     for (uint32_t i = 0; i < job->n_chain; i++)
         all[n++] = &job->chain[i];
     return n;
@@ -233,6 +217,7 @@ size_t tn_job_open(struct tn_job *job, const char *path, const char *const *over
     load_all(job);
     size_chain(job);
     lay_out_mesh(job);
+    tn_job_open_axis_backends(job);
     if (job->device.self) {
         const struct tn_device *device = tn_instance_table(&job->device);
         job->device_info.struct_size = sizeof job->device_info;
@@ -260,9 +245,7 @@ void tn_job_close(struct tn_job *job)
 {
     for (uint32_t i = 0; i < job->n_chain; i++)
         tn_instance_destroy(&job->chain[i]);
-    for (uint32_t i = 0; i < job->n_layers; i++)
-        tn_instance_destroy(&job->layer[i]);
-    tn_instance_destroy(&job->backend);
+    tn_job_close_backends(job);
     tn_instance_destroy(&job->device);
     tn_instance_destroy(&job->model);
     tn_manifest_finish(&job->manifest);

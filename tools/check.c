@@ -173,11 +173,27 @@ static void print_plugins(const struct tn_job *job)
     printf("plugins\n");
     print_plugin("model", &job->model);
     print_plugin("device", &job->device);
-    print_plugin("backend", &job->backend);
-    for (uint32_t i = 0; i < job->n_layers; i++)
-        print_plugin("layer", &job->layer[i]);
+    for (uint32_t b = 0; b < job->n_backends; b++) {
+        print_plugin("backend", &job->backend[b].instance);
+        for (uint32_t i = 0; i < job->backend[b].n_layers; i++)
+            print_plugin("layer", &job->backend[b].layer[i]);
+    }
     for (uint32_t i = 0; i < job->n_chain; i++)
         print_plugin("strategy", &job->chain[i]);
+}
+
+/* Whether axes differ in what they communicate by. */
+static int differ_in_backend(const struct tn_job *job)
+{
+    for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
+        if (job->axis_backend[axis] != 0)
+            return 1;
+    return 0;
+}
+
+static const char *backend_of(const struct tn_job *job, int32_t axis)
+{
+    return job->backend[job->axis_backend[axis]].instance.library.plugin->id;
 }
 
 static void print_mesh(const struct tn_job *job)
@@ -188,7 +204,10 @@ static void print_mesh(const struct tn_job *job)
         printf("  %-8s %4d ranks, first group [", job->mesh.axis[axis].name, size);
         for (int32_t i = 0; i < size && i < 8; i++)
             printf(i ? " %d" : "%d", i * stride);
-        printf(size > 8 ? " ..]\n" : "]\n");
+        printf(size > 8 ? " ..]" : "]");
+        if (differ_in_backend(job))
+            printf(", by %s", backend_of(job, axis));
+        putchar('\n');
     }
 }
 
@@ -307,15 +326,18 @@ static void print_json(const struct report *report)
     if (job->diag.count == 0) {
         json_array_append_new(plugins, plugin_json("model", &job->model));
         json_array_append_new(plugins, plugin_json("device", &job->device));
-        json_array_append_new(plugins, plugin_json("backend", &job->backend));
-        for (uint32_t i = 0; i < job->n_layers; i++)
-            json_array_append_new(plugins, plugin_json("layer", &job->layer[i]));
+        for (uint32_t b = 0; b < job->n_backends; b++) {
+            json_array_append_new(plugins, plugin_json("backend", &job->backend[b].instance));
+            for (uint32_t i = 0; i < job->backend[b].n_layers; i++)
+                json_array_append_new(plugins, plugin_json("layer", &job->backend[b].layer[i]));
+        }
         for (uint32_t i = 0; i < job->n_chain; i++)
             json_array_append_new(plugins, plugin_json("strategy", &job->chain[i]));
     }
     for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
-        json_array_append_new(mesh, json_pack("{s:s, s:i, s:i}", "axis", job->mesh.axis[axis].name, "size",
-                                              job->mesh.axis[axis].size, "stride", job->mesh.axis[axis].stride));
+        json_array_append_new(mesh, json_pack("{s:s, s:i, s:i, s:s?}", "axis", job->mesh.axis[axis].name, "size",
+                                              job->mesh.axis[axis].size, "stride", job->mesh.axis[axis].stride, "backend",
+                                              job->diag.count == 0 ? backend_of(job, axis) : NULL));
     for (size_t i = 0; i < report->n; i++)
         json_array_append_new(ranks, rank_json(report, &report->kind[i]));
     json_t *all = json_pack("{s:o, s:o, s:i, s:o, s:I, s:I, s:o}", "problems", problems, "plugins", plugins, "world",

@@ -8,8 +8,8 @@
  *
  * Every member of a comm enqueues the same collectives in the same order, from one thread.
  * Each call returns at once with a request; buffers belong to the backend until its request
- * is done. Sums are computed in rank order, in fp32 for f32 and bf16 (f64 for f64): all
- * members get the same bits, every run. */
+ * is done. Sums are computed in rank order (or in another order that never changes, which caps
+ * then says), in fp32 for f32 and bf16 (f64 for f64): all members get the same bits, every run. */
 #ifndef TENON_COLLECTIVE_H
 #define TENON_COLLECTIVE_H
 
@@ -47,6 +47,8 @@ struct tn_collective_caps {
     uint64_t dtypes;         /* bit n: dtype n can be reduced */
     uint32_t needs_progress; /* 1: operations advance only inside progress, test and wait */
     uint32_t host_memory, device_memory; /* 1: buffers may be there */
+    uint32_t one_host;       /* 1: a group must lie inside one host */
+    uint32_t nested_sums;    /* 1: sums are made in another fixed order than that of ranks */
 };
 
 struct tn_comm_error {
@@ -110,6 +112,17 @@ struct tn_collective {
 
     /* What the comm's last failure or time-out was about. Caller sets struct_size. [comm] */
     tn_status (*last_error)(struct tn_comm *c, struct tn_comm_error *error);
+};
+
+/* "tn.backends/1" of the host table (get_api): for a backend made of others. */
+struct tn_backends_api {
+    uint32_t struct_size;
+    /* [main] In create only. The job's instance of another backend: an id, or a path as in [comm] backend, with the
+     * options of its own section. Everyone who names it gets the same one. The core owns it: it is connected (init)
+     * before the one that opened it, and destroyed after it. A failure has set the caller's message. */
+    tn_status (*open)(const struct tn_host *host, const char *name, const struct tn_collective **table, void **self);
+    /* [any] The id of the backend that a layer stands over, however many layers are between; of a backend, its own. */
+    const char *(*below)(const struct tn_host *host);
 };
 
 #ifdef __cplusplus

@@ -54,7 +54,7 @@ struct tn_host {
 struct tn_facts_api {
     uint32_t struct_size;
     /* [main] The model's dimensions by name (layers, hidden, heads, kv_heads, head_dim, mlp,
-     * vocab) and the job's (world, batch, micro_batches, micro_batch, sequence);
+     * vocab) and the job's (world, batch, micro_batches, micro_batch, sequence, and backends, those in use);
      * `missing` if there is none of that name. */
     int64_t (*get)(const struct tn_host *host, const char *name, int64_t missing);
 };

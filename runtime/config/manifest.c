@@ -334,7 +334,7 @@ static void apply_override(struct tn_manifest *m, const char *text, struct tn_di
 {
     struct tn_where where = { .file = "--set" };
     const char *equals = strchr(text, '=');
-    const char *dot = memchr(text, '.', equals ? (size_t)(equals - text) : 0);
+    const char *dot = memrchr(text, '.', equals ? (size_t)(equals - text) : 0); /* a section may have one: comm.dp */
     if (!override_is_clean(text)) {
         tn_diag_add(diag, where, "use one line of UTF-8", "a control character, or a byte that is not UTF-8");
         return;

@@ -97,6 +97,10 @@ static const struct tn_option comm_table[] = {
         "How long a rank waits for the others before the job ends with a report."),
 };
 
+static const struct tn_option comm_axis_table[] = {
+    STRING("backend", NULL, 0, "Collective plugin for the groups along this axis; empty: that of [comm]."),
+};
+
 static const struct tn_option checkpoint_table[] = {
     STRING("folder", NULL, 0, "Where checkpoints are written, relative to the manifest's folder; empty: none are."),
     INT("every", "0", 0, MANY, "Steps between two checkpoints; 0: only after the last step."),
@@ -121,8 +125,11 @@ static const struct tn_settings_section sections[] = {
     { "checkpoint", "What is kept of a run on disk.", checkpoint_table, COUNT(checkpoint_table) },
     { "strategies", "How the work is cut over the ranks; each strategy has a section of its own.", strategies_table,
       COUNT(strategies_table) },
+    { "comm.AXIS", "How the groups along one axis of the mesh communicate, as in [comm.dp].", comm_axis_table,
+      COUNT(comm_axis_table) },
     { NULL, NULL, NULL, 0 },
 };
+static const char axis_prefix[] = "comm.";
 
 const struct tn_settings_section *tn_settings_sections(void)
 {
@@ -285,7 +292,7 @@ void tn_settings_read(struct tn_settings *settings, struct tn_manifest *m, struc
         &settings->job,       &settings->model_options,  &settings->data, &settings->optimizer_options,
         &settings->precision, &settings->device_options, &settings->comm, &settings->checkpoint, &settings->strategies,
     };
-    for (size_t i = 0; sections[i].name; i++)
+    for (size_t i = 0; i < COUNT(into); i++)
         tn_options_read(into[i], m, sections[i].name, sections[i].table, sections[i].count, sizeof(struct tn_option),
                         diag);
     take_job(settings);
@@ -295,6 +302,39 @@ void tn_settings_read(struct tn_settings *settings, struct tn_manifest *m, struc
     check_data(settings, m, diag);
     check_optimizer(settings, m, diag);
     check_plugins(settings, m, diag);
+}
+
+/* ---- [comm.AXIS] ---- */
+
+const char *tn_settings_axis_backend(struct tn_manifest *m, const char *axis, struct tn_diag *diag)
+{
+    struct tn_options options;
+    tn_options_read(&options, m, tn_arena_printf(&m->arena, "%s%s", axis_prefix, axis), comm_axis_table,
+                    COUNT(comm_axis_table), sizeof(struct tn_option), diag);
+    return text(&options, "backend");
+}
+
+void tn_settings_check_axes(struct tn_manifest *m, const char *const *axes, size_t n_axes, struct tn_diag *diag)
+{
+    struct tn_buf fix;
+    tn_buf_init(&fix);
+    for (size_t i = 0; i < m->section_count; i++) {
+        const struct tn_section *section = &m->sections[i];
+        size_t known = 0;
+        if (strncmp(section->name, axis_prefix, sizeof axis_prefix - 1) != 0)
+            continue;
+        while (known < n_axes && strcmp(axes[known], section->name + sizeof axis_prefix - 1) != 0)
+            known++;
+        if (known < n_axes)
+            continue;
+        tn_buf_clear(&fix);
+        tn_buf_printf(&fix, n_axes ? "the axes here are " : "no strategy of this job has one");
+        for (size_t k = 0; k < n_axes; k++)
+            tn_buf_printf(&fix, "%s%s", k == 0 ? "" : k + 1 < n_axes ? ", " : " and ", axes[k]);
+        tn_diag_add(diag, section->where, fix.text, "the mesh has no axis %.40s",
+                    section->name + sizeof axis_prefix - 1);
+    }
+    tn_buf_finish(&fix);
 }
 
 /* ---- sections nobody reads ---- */
@@ -312,15 +352,17 @@ void tn_settings_unused(struct tn_manifest *m, const char *const *known, size_t 
     size_t count = 0;
     const char **names = tn_arena_alloc(&m->arena, (n_known + COUNT(sections)) * sizeof *names);
     for (size_t i = 0; sections[i].name; i++)
-        names[count++] = sections[i].name;
+        if (strncmp(sections[i].name, axis_prefix, sizeof axis_prefix - 1) != 0)
+            names[count++] = sections[i].name;
     for (size_t i = 0; i < n_known; i++)
         names[count++] = known[i];
     struct tn_buf fix;
     tn_buf_init(&fix);
     for (size_t i = 0; i < m->section_count; i++) {
         const struct tn_section *section = &m->sections[i];
-        if (names_has(names, count, section->name))
-            continue;
+        if (names_has(names, count, section->name) ||
+            strncmp(section->name, axis_prefix, sizeof axis_prefix - 1) == 0)
+            continue; /* tn_settings_check_axes has looked at the latter */
         const char *nearest = tn_nearest(section->name, names, count);
         tn_buf_clear(&fix);
         if (nearest)

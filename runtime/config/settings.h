@@ -65,6 +65,10 @@ struct tn_settings {
 
 /* Reads all core sections; strings are the manifest's. */
 void tn_settings_read(struct tn_settings *settings, struct tn_manifest *m, struct tn_diag *diag);
+/* The backend that [comm.AXIS] names; "": none. */
+const char *tn_settings_axis_backend(struct tn_manifest *m, const char *axis, struct tn_diag *diag);
+/* Problems for sections [comm.AXIS] of axes that the mesh does not have. */
+void tn_settings_check_axes(struct tn_manifest *m, const char *const *axes, size_t n_axes, struct tn_diag *diag);
 /* Problems for entries that no table has used: unknown sections, sections of plugins that
  * the manifest does not name. Call last. `known`: sections of the loaded plugins. */
 void tn_settings_unused(struct tn_manifest *m, const char *const *known, size_t n_known, struct tn_diag *diag);

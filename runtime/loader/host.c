@@ -60,11 +60,22 @@ static void host_problem(const struct tn_host *host, const char *key, const char
                 "%s", what ? what : "the plugin reports a problem and does not say which");
 }
 
+/* The instance, or one that it stands on, that has a message. */
+static struct tn_instance *speaker(struct tn_instance *instance)
+{
+    struct tn_instance *found = instance->message[0] ? instance : NULL;
+    if (!found && instance->next)
+        found = speaker(instance->next);
+    for (uint32_t i = 0; i < instance->n_opened && !found; i++)
+        found = speaker(instance->opened[i]);
+    return found;
+}
+
 const char *tn_instance_message(struct tn_instance *instance)
 {
     pthread_mutex_lock(&message_lock);
-    while (!instance->message[0] && instance->next)
-        instance = instance->next;
+    struct tn_instance *spoke = speaker(instance);
+    instance = spoke ? spoke : instance;
     if (instance->message[0])
         snprintf(instance->report, sizeof instance->report, "%s", instance->message);
     else
@@ -160,6 +171,31 @@ static double plan_away(const struct tn_host *host, uint64_t bytes)
     return trials_of(host) ? trials_of(host)->away(instance_of(host)->facts, instance_of(host), bytes) : -1;
 }
 
+static tn_status backends_open(const struct tn_host *host, const char *name, const struct tn_collective **table,
+                               void **self)
+{
+    struct tn_instance *by = instance_of(host), *found = NULL;
+    if (!by->opener || by->self)
+        return host_fail(host, TN_UNSUPPORTED, "backends can be opened by a backend, in its create, alone");
+    if (by->n_opened == TN_MOST_OPENED)
+        return host_fail(host, TN_UNSUPPORTED, "a backend can stand on %d others at most", TN_MOST_OPENED);
+    tn_status status = by->opener->open(by->opener, by, name, &found);
+    if (status != TN_OK)
+        return status;
+    by->opened[by->n_opened++] = found;
+    *table = tn_instance_table(found);
+    *self = found->self;
+    return TN_OK;
+}
+
+static const char *backends_below(const struct tn_host *host)
+{
+    const struct tn_instance *instance = instance_of(host);
+    while (instance->next)
+        instance = instance->next;
+    return id_of(instance);
+}
+
 static const void *host_get_api(const struct tn_host *host, const char *id)
 {
     static const struct tn_facts_api facts = { sizeof facts, facts_get };
@@ -167,9 +203,12 @@ static const void *host_get_api(const struct tn_host *host, const char *id)
         .struct_size = sizeof plan, .budget = plan_budget, .copy = tn_program_copy, .drop = tn_program_drop,
         .peak = plan_peak, .seconds = tn_program_seconds, .away = plan_away,
     };
+    static const struct tn_backends_api backends = { sizeof backends, backends_open, backends_below };
     if (strcmp(id, "tn.plan/1") == 0)
         return &plan;
-    return strcmp(id, "tn.facts/1") == 0 ? &facts : tn_program_api_get(id);
+    if (strcmp(id, "tn.facts/1") == 0)
+        return &facts;
+    return strcmp(id, "tn.backends/1") == 0 ? &backends : tn_program_api_get(id);
 }
 
 int tn_host_has_api(const char *id)

@@ -64,6 +64,8 @@ size_t tn_search_folders(const struct tn_search *search, struct tn_arena *arena,
 const char *tn_load_name(enum tn_load reason);  /* "not-found" */
 const char *tn_plugin_kind_name(uint32_t kind); /* "strategy"; "unknown" */
 
+enum { TN_MOST_OPENED = 4 };
+
 /* One plugin with its options and host table. What the host table hands out belongs to it. */
 struct tn_instance {
     struct tn_library library;
@@ -76,6 +78,9 @@ struct tn_instance {
     char report[1536];    /* what tn_instance_message answered last */
     const struct tn_facts *facts;
     struct tn_instance *next; /* of a layer: the collective below it */
+    const struct tn_opener *opener;                /* of collectives */
+    struct tn_instance *opened[TN_MOST_OPENED];    /* what it opened through tn.backends/1 */
+    uint32_t n_opened;
 };
 
 /* "tn.facts/1" and other tables that the core offers are looked up here. */
@@ -91,6 +96,12 @@ struct tn_trials {
     double (*away)(const struct tn_facts *facts, const struct tn_instance *caller, uint64_t bytes);
 };
 
+/* "tn.backends/1": finds or makes the job's instance of a backend, for `by`. Failure: a message of `by`. */
+struct tn_opener {
+    tn_status (*open)(const struct tn_opener *opener, struct tn_instance *by, const char *name,
+                      struct tn_instance **found);
+};
+
 /* Fills the host table, reads the plugin's section. No create is called. The instance must not move afterwards. */
 void tn_instance_init(struct tn_instance *instance, const struct tn_library *library, struct tn_manifest *m,
                       struct tn_diag *diag);
@@ -104,7 +115,7 @@ static inline const void *tn_instance_table(const struct tn_instance *instance)
 {
     return instance->library.plugin->table;
 }
-/* After a failed create or call: the message (of a layer that says nothing, what the one below it said), or one that
+/* After a failed create or call: the message (of one that says nothing, what those below it said), or one that
  * calls the silence a fault of the plugin. Valid until the next one; the message is then forgotten. */
 const char *tn_instance_message(struct tn_instance *instance);
 /* Whether get_api answers to this id. */

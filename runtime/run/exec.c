@@ -13,7 +13,10 @@
 
 #include <tenon/host.h>
 
-enum { WAIT_SLICE_NS = 100 * 1000 * 1000 };
+/* A wait's slices. While other backends have operations under way, which peers may be waiting for, they are short at
+ * first and then a share of what was waited. */
+enum { WAIT_SLICE_NS = 100 * 1000 * 1000, SHORTEST_SLICE_NS = 50 * 1000, SHARED_SLICE_NS = 5 * 1000 * 1000,
+       SHARE_OF_WAIT = 4 };
 
 /* One op, ready to run. */
 struct entry {
@@ -24,7 +27,7 @@ struct entry {
     uint32_t dtype, red;
     uint64_t count;
     void *send, *recv;
-    int32_t axis, peer;
+    int32_t axis, carrier, peer;
     struct tn_comm *comm;
     struct tn_request *request; /* under way */
     const uint32_t *wait;       /* entries whose communication or copy must be done first */
@@ -38,7 +41,8 @@ struct tn_exec {
     struct tn_arena memory;
     const struct tn_plan *plan;
     struct entry *entry;
-    uint32_t n_entries, in_flight;
+    uint32_t n_entries;
+    uint32_t in_flight[TN_MOST_BACKENDS], all_in_flight;
     const uint32_t *final_wait; /* what the end of the step waits for */
     uint32_t n_final_waits;
 };
@@ -195,6 +199,7 @@ static tn_status bind_comm(struct tn_exec *exec, tn_op op, struct entry *e)
     tn_value counted = o->opcode == TN_OP_REDUCE_SCATTER || !in ? out : in;
     e->opcode = o->opcode;
     e->axis = (int32_t)tn_attr_i(p, op, "axis", 0);
+    e->carrier = exec->machine.axis_carrier[e->axis];
     e->red = (uint32_t)tn_attr_i(p, op, "red", TN_RED_SUM);
     e->peer = (int32_t)tn_attr_i(p, op, o->opcode == TN_OP_BROADCAST ? "root" : "peer", 0);
     e->dtype = p->values[counted].dtype;
@@ -256,8 +261,10 @@ static const uint32_t *bind_waits(struct tn_exec *exec, const uint32_t *entry_of
 static void find_groups(struct tn_exec *exec)
 {
     struct entry *e = exec->entry;
-    for (uint32_t first = 0, end; exec->machine.backend && exec->machine.backend->group_start && first < exec->n_entries; first = end) {
+    for (uint32_t first = 0, end; first < exec->n_entries; first = end) {
         end = first + 1;
+        if (!e[first].comm || !exec->machine.carrier[e[first].carrier].table->group_start)
+            continue;
         while (!e[first].kernel && end < exec->n_entries && !e[end].kernel && e[end].comm == e[first].comm && e[end].n_waits == 0)
             end++;
         e[first].opens = e[end - 1].closes = end - first > 1;
@@ -348,7 +355,7 @@ tn_status tn_exec_read(const struct tn_exec *exec, tn_value v, void *to, uint64_
 
 static tn_status start(struct tn_exec *exec, struct entry *e)
 {
-    const struct tn_collective *b = exec->machine.backend;
+    const struct tn_collective *b = exec->machine.carrier[e->carrier].table;
     struct tn_comm *c = e->comm;
     struct tn_queue *q = exec->machine.queue;
     switch (e->opcode) {
@@ -387,8 +394,9 @@ static tn_status explain(struct tn_exec *exec, struct entry *e, tn_status status
     struct tn_buf buf;
     tn_buf_init(&buf);
     name_op(exec, e, &buf);
-    if (exec->machine.backend->last_error)
-        exec->machine.backend->last_error(e->comm, &error);
+    const struct tn_collective *b = exec->machine.carrier[e->carrier].table;
+    if (b->last_error)
+        b->last_error(e->comm, &error);
     if (death)
         tn_log(TN_LOG_ERROR, "%s cannot finish: %s", buf.text, death);
     else if (status == TN_TIMEOUT && error.peer >= 0)
@@ -402,10 +410,18 @@ static tn_status explain(struct tn_exec *exec, struct entry *e, tn_status status
     return status;
 }
 
+/* Advances what is under way in other backends than `but`; -1: in all. */
+static void progress(struct tn_exec *exec, int32_t but)
+{
+    for (int32_t i = 0; i < exec->machine.n_carriers; i++)
+        if (exec->in_flight[i] && i != but)
+            exec->machine.carrier[i].table->progress(exec->machine.carrier[i].self);
+}
+
 static tn_status finish(struct tn_exec *exec, struct entry *e)
 {
-    const struct tn_collective *b = exec->machine.backend;
-    uint64_t begun = 0;
+    const struct tn_collective *b = exec->machine.carrier[e->carrier].table;
+    uint64_t begun = 0, slice = WAIT_SLICE_NS;
     if (e->ticket) {
         uint64_t ticket = e->ticket;
         e->ticket = 0;
@@ -413,13 +429,21 @@ static tn_status finish(struct tn_exec *exec, struct entry *e)
     }
     if (!e->request)
         return TN_OK;
+    int others = exec->all_in_flight > exec->in_flight[e->carrier];
+    if (others)
+        slice = SHORTEST_SLICE_NS;
     tn_status status = b->test(e->request);
     while (status == TN_PENDING || status == TN_TIMEOUT) {
-        status = b->wait(e->request, WAIT_SLICE_NS);
+        status = b->wait(e->request, slice);
         if (status != TN_TIMEOUT && status != TN_PENDING)
             break;
         uint64_t now = now_ns();
         begun = begun ? begun : now;
+        if (others) {
+            progress(exec, e->carrier);
+            slice = (now - begun) / SHARE_OF_WAIT;
+            slice = slice < SHORTEST_SLICE_NS ? SHORTEST_SLICE_NS : slice < SHARED_SLICE_NS ? slice : SHARED_SLICE_NS;
+        }
         if (exec->machine.store && tn_store_death(exec->machine.store, NULL))
             status = TN_PEER;
         else if (now - begun > exec->machine.timeout_ns)
@@ -428,7 +452,8 @@ static tn_status finish(struct tn_exec *exec, struct entry *e)
     if (status != TN_OK)
         return explain(exec, e, status);
     e->request = NULL;
-    exec->in_flight--;
+    exec->in_flight[e->carrier]--;
+    exec->all_in_flight--;
     return TN_OK;
 }
 
@@ -467,8 +492,8 @@ tn_status tn_exec_step(struct tn_exec *exec)
                 tn_log(TN_LOG_ERROR, "%s failed on the device", e->name);
                 return status;
             }
-            if (exec->in_flight)
-                m->backend->progress(m->backend_self);
+            if (exec->all_in_flight)
+                progress(exec, -1);
             continue;
         }
         if (e->copy) {
@@ -476,15 +501,17 @@ tn_status tn_exec_step(struct tn_exec *exec)
                 return status;
             continue;
         }
+        const struct tn_carrier *c = &m->carrier[e->carrier];
         if (e->opens)
-            status = m->backend->group_start(m->backend_self);
+            status = c->table->group_start(c->self);
         if (status >= 0)
             status = start(exec, e);
         if (status >= 0 && e->closes)
-            status = m->backend->group_end(m->backend_self);
+            status = c->table->group_end(c->self);
         if (status < 0)
             return explain(exec, e, status);
-        exec->in_flight += e->request != NULL;
+        exec->in_flight[e->carrier] += e->request != NULL;
+        exec->all_in_flight += e->request != NULL;
     }
     tn_status status = finish_all(exec, exec->final_wait, exec->n_final_waits);
     return status == TN_OK ? m->device->queue_sync(m->device_self, m->queue) : status;

@@ -14,12 +14,22 @@
 #include "ranks/store.h"
 #include "run/copier.h"
 
+enum { TN_MOST_BACKENDS = 6 };
+
+/* A backend, or the outermost layer over it. */
+struct tn_carrier {
+    const struct tn_collective *table;
+    void *self;
+};
+
 /* What programs of a job run on; lives as long as the job. */
 struct tn_machine {
     const struct tn_device *device;
     void *device_self;
-    const struct tn_collective *backend; /* NULL in a world of one */
-    void *backend_self;
+    struct tn_carrier carrier[TN_MOST_BACKENDS];
+    int32_t n_carriers;                  /* 0 in a world of one */
+    int32_t axis_carrier[TN_MAX_AXES];   /* which one serves the groups along an axis */
+    int32_t world_carrier;               /* and that of all ranks */
     /* By axis and channel; NULL for axes of one and channels that no program of the job uses. */
     struct tn_comm *comm[TN_MAX_AXES][TN_MAX_CHANNELS];
     struct tn_queue *queue;
@@ -27,7 +37,7 @@ struct tn_machine {
     uint64_t timeout_ns;
     unsigned char *arena;
     uint64_t arena_bytes;
-    int arena_of_backend;                /* where it came from */
+    int32_t arena_carrier;               /* where it came from; -1: from the device */
     struct tn_copier *copier;            /* host memory and disk; NULL where all is on the device */
     const struct tn_mesh *mesh;
     int32_t rank;

@@ -14,15 +14,41 @@ static tn_status fail(struct tn_instance *instance, const char *what, char *erro
     return TN_ERROR;
 }
 
-static tn_status init_backend(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, char *error, size_t error_bytes)
+const char *tn_machine_message(struct tn_job *job, int32_t carrier)
 {
-    struct tn_instance *collective = tn_job_collective(job);
-    machine->backend = tn_instance_table(collective);
-    machine->backend_self = collective->self;
+    return tn_instance_message(tn_job_collective(&job->backend[carrier]));
+}
+
+/* The first that may reach all ranks: that of [comm], unless it ends at the host and the world does not. */
+static int32_t find_world_carrier(const struct tn_machine *machine, const struct tn_job *job,
+                                  const struct tn_bootstrap *bootstrap)
+{
+    for (int32_t i = 0; i < machine->n_carriers; i++) {
+        struct tn_collective_caps caps = { .struct_size = sizeof caps };
+        const struct tn_carrier *c = &machine->carrier[i];
+        if (job->backend[i].is_used && c->table->caps(c->self, &caps) == TN_OK &&
+            (!caps.one_host || bootstrap->local_size == bootstrap->size))
+            return i;
+    }
+    return 0; /* and it says why not */
+}
+
+/* Each is connected once, those that others stand on first; through its layers where it has some. */
+static tn_status init_backends(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, char *error, size_t error_bytes)
+{
     machine->store = rank->store;
     machine->rank = rank->rank;
-    if (machine->backend->init(machine->backend_self, &rank->bootstrap, machine->timeout_ns) != TN_OK)
-        return fail(collective, "the ranks could not be connected", error, error_bytes);
+    machine->n_carriers = (int32_t)job->n_backends;
+    for (uint32_t i = 0; i < job->n_backends; i++) {
+        struct tn_instance *outermost = tn_job_collective(&job->backend[i]);
+        machine->carrier[i] = (struct tn_carrier){ tn_instance_table(outermost), outermost->self };
+    }
+    for (uint32_t i = 0; i < job->n_made; i++)
+        if (tn_job_connect_backend(job->made[i], &rank->bootstrap, machine->timeout_ns) != TN_OK)
+            return fail(tn_job_collective(job->made[i]), "the ranks could not be connected", error, error_bytes);
+    for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
+        machine->axis_carrier[axis] = job->axis_backend[axis];
+    machine->world_carrier = find_world_carrier(machine, job, &rank->bootstrap);
     return TN_OK;
 }
 
@@ -30,11 +56,13 @@ static tn_status init_backend(struct tn_machine *machine, struct tn_job *job, st
 static tn_status create_channels(struct tn_machine *machine, struct tn_job *job, int32_t axis, const int32_t *ranks,
                                  char *error, size_t error_bytes)
 {
+    int32_t carrier = machine->axis_carrier[axis];
+    const struct tn_carrier *c = &machine->carrier[carrier];
     for (int32_t channel = 0; channel < TN_MAX_CHANNELS; channel++)
         if ((channel == 0 || job->channels[axis] >> channel & 1) &&
-            machine->backend->comm_create(machine->backend_self, job->mesh.axis[axis].name, ranks, job->mesh.axis[axis].size,
-                                          machine->timeout_ns, &machine->comm[axis][channel]) != TN_OK)
-            return fail(tn_job_collective(job), "a group of ranks could not be made", error, error_bytes);
+            c->table->comm_create(c->self, job->mesh.axis[axis].name, ranks, job->mesh.axis[axis].size,
+                                  machine->timeout_ns, &machine->comm[axis][channel]) != TN_OK)
+            return fail(tn_job_collective(&job->backend[carrier]), "a group of ranks could not be made", error, error_bytes);
     return TN_OK;
 }
 
@@ -58,20 +86,28 @@ static tn_status create_comms(struct tn_machine *machine, struct tn_job *job, ch
     return TN_OK;
 }
 
-/* In a world of several, memory comes from the backend where peers read it in place; else from the device. */
+/* The first backend whose memory peers read in place gives the arena; others take what is in it as plain memory. */
+static int32_t find_arena_carrier(const struct tn_machine *machine, const struct tn_job *job)
+{
+    for (int32_t i = 0; i < machine->n_carriers; i++) {
+        struct tn_collective_caps caps = { .struct_size = sizeof caps };
+        if (job->backend[i].is_used && machine->carrier[i].table->caps(machine->carrier[i].self, &caps) == TN_OK &&
+            caps.in_place_peers)
+            return i;
+    }
+    return -1;
+}
+
 static tn_status allocate(struct tn_machine *machine, struct tn_job *job, int64_t bytes, char *error, size_t error_bytes)
 {
-    struct tn_collective_caps caps = { .struct_size = sizeof caps };
     void *memory = NULL;
-    if (machine->backend)
-        machine->backend->caps(machine->backend_self, &caps);
-    machine->arena_of_backend = machine->backend && caps.in_place_peers;
-    tn_status status = machine->arena_of_backend
-                           ? machine->backend->mem_alloc(machine->backend_self, (uint64_t)bytes, &memory)
-                           : machine->device->mem_alloc(machine->device_self, TN_SPACE_DEVICE, (uint64_t)bytes, &memory);
+    machine->arena_carrier = find_arena_carrier(machine, job);
+    const struct tn_carrier *c = machine->arena_carrier >= 0 ? &machine->carrier[machine->arena_carrier] : NULL;
+    tn_status status = c ? c->table->mem_alloc(c->self, (uint64_t)bytes, &memory)
+                         : machine->device->mem_alloc(machine->device_self, TN_SPACE_DEVICE, (uint64_t)bytes, &memory);
     if (status != TN_OK)
-        return fail(machine->arena_of_backend ? tn_job_collective(job) : &job->device, "no memory for the arena", error,
-                    error_bytes);
+        return fail(c ? tn_job_collective(&job->backend[machine->arena_carrier]) : &job->device, "no memory for the arena",
+                    error, error_bytes);
     machine->arena = memory;
     machine->arena_bytes = (uint64_t)bytes;
     return TN_OK;
@@ -106,7 +142,7 @@ tn_status tn_machine_init(struct tn_machine *machine, struct tn_job *job, struct
     machine->timeout_ns = (uint64_t)job->settings.comm_timeout_ns;
     if (machine->device->queue_create(machine->device_self, &machine->queue) != TN_OK)
         return fail(&job->device, "no queue", error, error_bytes);
-    tn_status status = rank ? init_backend(machine, job, rank, error, error_bytes) : TN_OK;
+    tn_status status = rank ? init_backends(machine, job, rank, error, error_bytes) : TN_OK;
     if (status == TN_OK)
         status = allocate(machine, job, arena_bytes, error, error_bytes);
     if (status == TN_OK && rank)
@@ -119,10 +155,10 @@ void tn_machine_finish(struct tn_machine *machine, struct tn_job *job)
     for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
         for (int32_t channel = 0; channel < TN_MAX_CHANNELS; channel++)
             if (machine->comm[axis][channel])
-                machine->backend->comm_destroy(machine->comm[axis][channel]);
+                machine->carrier[machine->axis_carrier[axis]].table->comm_destroy(machine->comm[axis][channel]);
     tn_copier_destroy(machine->copier);
-    if (machine->arena && machine->arena_of_backend)
-        machine->backend->mem_free(machine->backend_self, machine->arena);
+    if (machine->arena && machine->arena_carrier >= 0)
+        machine->carrier[machine->arena_carrier].table->mem_free(machine->carrier[machine->arena_carrier].self, machine->arena);
     else if (machine->arena)
         machine->device->mem_free(machine->device_self, TN_SPACE_DEVICE, machine->arena, machine->arena_bytes);
     if (machine->queue)

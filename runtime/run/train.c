@@ -135,20 +135,27 @@ static void unbind(struct bound *b)
         tn_compiled_finish(&b->compiled);
 }
 
+static const struct tn_carrier *vote_carrier(const struct run *run)
+{
+    return &run->machine.carrier[run->machine.world_carrier];
+}
+
 static tn_status create_vote(struct run *run, char *error, size_t error_bytes)
 {
+    const struct tn_carrier *b = vote_carrier(run);
     if (!run->rank)
         return TN_OK;
     int32_t world = run->rank->world, *ranks = malloc((size_t)world * sizeof *ranks);
     void *memory = NULL;
     for (int32_t r = 0; ranks && r < world; r++)
         ranks[r] = r;
-    tn_status status = ranks ? run->machine.backend->mem_alloc(run->machine.backend_self, 64, &memory) : TN_NO_MEMORY;
+    tn_status status = ranks ? b->table->mem_alloc(b->self, 64, &memory) : TN_NO_MEMORY;
     run->vote = memory;
     if (status == TN_OK)
-        status = run->machine.backend->comm_create(run->machine.backend_self, "world", ranks, world, run->machine.timeout_ns, &run->all);
+        status = b->table->comm_create(b->self, "world", ranks, world, run->machine.timeout_ns, &run->all);
     if (status != TN_OK)
-        snprintf(error, error_bytes, "the group of all ranks could not be made: %s", tn_instance_message(tn_job_collective(run->job)));
+        snprintf(error, error_bytes, "the group of all ranks could not be made: %s",
+                 tn_machine_message(run->job, run->machine.world_carrier));
     free(ranks);
     return status;
 }
@@ -183,8 +190,8 @@ static void explain_vote(struct run *run, tn_status status)
 {
     struct tn_comm_error error = { .struct_size = sizeof error, .peer = -1 };
     const char *death = tn_store_death(run->rank->store, NULL), *what = "all_reduce of the vote between steps on all ranks";
-    if (run->machine.backend->last_error)
-        run->machine.backend->last_error(run->all, &error);
+    if (vote_carrier(run)->table->last_error)
+        vote_carrier(run)->table->last_error(run->all, &error);
     if (death)
         tn_log(TN_LOG_ERROR, "%s cannot finish: %s", what, death);
     else if (status == TN_TIMEOUT && error.peer >= 0)
@@ -200,7 +207,7 @@ static float most(void *ctx, float mine, tn_status *status)
     struct run *run = ctx;
     if (!run->rank || *status != TN_OK)
         return mine;
-    const struct tn_collective *b = run->machine.backend;
+    const struct tn_collective *b = vote_carrier(run)->table;
     struct tn_request *request = NULL;
     double began = seconds();
     *run->vote = mine;
@@ -390,9 +397,9 @@ static void finish(struct run *run)
 {
     tn_checkpoint_close(run->checkpoint);
     if (run->all)
-        run->machine.backend->comm_destroy(run->all);
+        vote_carrier(run)->table->comm_destroy(run->all);
     if (run->vote)
-        run->machine.backend->mem_free(run->machine.backend_self, run->vote);
+        vote_carrier(run)->table->mem_free(vote_carrier(run)->self, run->vote);
     tn_prefetch_stop(run->prefetch);
     unbind(&run->sample);
     unbind(&run->eval);

@@ -3,6 +3,7 @@
 
 usage: layers.py TENON [unittest options]"""
 import os
+import shutil
 import sys
 import unittest
 
@@ -16,8 +17,13 @@ del sys.argv[1]
 class Layers(JobTest):
     TENON = TENON
 
-    def losses(self, *arguments):
-        run = self.run_tenon("run", "job.ini", *layout(tp=2), *arguments)
+    def setUp(self):
+        super().setUp()
+        shutil.copy(os.path.join(os.path.dirname(os.path.dirname(TENON)), "plugins/collectives/shm/shm.so"),
+                    self.path("other.so"))  # a second backend, by path
+
+    def losses(self, *arguments, where=()):
+        run = self.run_tenon("run", "job.ini", *(where or layout(tp=2)), *arguments)
         return [line for line in run.stdout.splitlines() if line.startswith(("training loss", "validation loss"))], run
 
     def test_same_losses(self):
@@ -44,6 +50,24 @@ class Layers(JobTest):
                 ({"layers": "trase"}, "[comm] layers: plugin trase: not-found")):
             with self.subTest(keys):
                 run = self.run_tenon("check", "job.ini", *settings(comm=keys), code=2)
+                self.assertIn(message, run.stdout + run.stderr)
+
+    def test_backend_per_axis(self):
+        run = self.run_tenon("check", "job.ini", *layout(tp=2, dp=2), *settings(**{"comm.dp": {"backend": "./other.so"}}))
+        self.matches(r"^  backend    shm +\S+ +\S+shm.so\n  backend    shm +\S+ +\S+other.so$", run.stdout)
+        self.matches(r"^  tp .*\[0 1\], by shm\n  dp .*\[0 2\], by shm$", run.stdout)
+        both, _ = self.losses(where=layout(tp=2, dp=2), *settings(**{"comm.dp": {"backend": "./other.so"}}))
+        one, _ = self.losses(where=layout(tp=2, dp=2))
+        self.assertEqual(one, both)
+
+    def test_axis_mistakes(self):
+        for section, key, message in (
+                ("comm.pd", "backend", "[comm.pd]: the mesh has no axis pd; the axes here are tp and dp"),
+                ("comm.dp", "layers", "[comm.dp] layers: unknown key; known keys are backend"),
+                ("comm.dp", "backend", "[comm.dp] backend: plugin nobody: not-found")):
+            with self.subTest(message):
+                run = self.run_tenon("check", "job.ini", *layout(tp=2, dp=2), *settings(**{section: {key: "nobody"}}),
+                                     code=2)
                 self.assertIn(message, run.stdout + run.stderr)
 
     def test_cannot_write(self):

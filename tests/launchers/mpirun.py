@@ -41,6 +41,22 @@ class Mpirun(JobTest):
                            *layout(tp=2))
         self.assertEqual(pmix, bare)
 
+    def test_backend_per_axis(self):
+        """shm along one axis, mpi along the other: both under way at once, and a trace of each."""
+        where = layout(tp=2, dp=2)
+        shm = self.mpirun(4, "shm", *where)
+        for axis in ("tp", "dp"):
+            with self.subTest(axis):
+                both = self.mpirun(4, "both", *where, *settings(**{"comm.%s" % axis: {"backend": "mpi"}}))
+                self.assertEqual(shm, both)
+        trace = settings(comm={"layers": "trace, verify", "backend": "mpi"}, trace={"file": self.path("calls")},
+                         **{"comm.tp": {"backend": "shm"}})
+        self.assertEqual(shm, self.mpirun(4, "traced", *where, *trace))
+        groups = {backend: {call["group"] for call in self.metrics("calls.%s.0.jsonl" % backend)}
+                  for backend in ("shm", "mpi")}
+        self.assertEqual(groups["shm"], {"tp"})
+        self.assertEqual(groups["mpi"], {"dp", "world"})
+
     def test_verify_over_mpi(self):
         shm = self.mpirun(2, "shm", *layout(tp=2))
         mpi = self.mpirun(2, "mpi", *layout(tp=2), *settings(comm={"backend": "mpi", "layers": "verify"}))

@@ -181,7 +181,7 @@ static void open_bound(struct bound *b, const char *text)
     flow_parse(&b->f, text);
     b->backend = backend;
     b->comm.missing = 1;
-    b->machine = (struct tn_machine){ .device = &device, .backend = &b->backend, .mesh = &b->f.mesh, .timeout_ns = 1 };
+    b->machine = (struct tn_machine){ .device = &device, .carrier = { { &b->backend, NULL } }, .n_carriers = 1, .mesh = &b->f.mesh, .timeout_ns = 1 };
     for (int32_t axis = 0; axis < b->f.mesh.n_axes; axis++)
         b->machine.comm[axis][0] = b->machine.comm[axis][3] = b->f.mesh.axis[axis].size > 1 ? &b->comm : NULL;
     int64_t scratch = tn_exec_scratch(&b->machine, &b->f.p, b->error, sizeof b->error);

@@ -246,13 +246,13 @@ static void large_files_end_quickly(void **state)
 static void overrides_replace_and_add(void **state)
 {
     static const char text[] = "[tp]\nsize=2\n";
-    const char *const sets[] = { "tp.size=4", "tp.seq.par=a=b", "dp.size=1", "tp.size=8" };
+    const char *const sets[] = { "tp.size=4", "comm.tp.backend=a=b", "dp.size=1", "tp.size=8" };
     struct state s;
     read_bytes(&s, text, sizeof text - 1, sets, 4);
     assert_string_equal(s.said.text, "");
     assert_int_equal(s.m.count, 3);
     assert_string_equal(value(&s, "tp", "size"), "8");
-    assert_string_equal(value(&s, "tp", "seq.par"), "a=b");
+    assert_string_equal(value(&s, "comm.tp", "backend"), "a=b");
     assert_string_equal(value(&s, "dp", "size"), "1");
     tn_diag_add(&s.diag, tn_manifest_where(&s.m, "tp", "size"), NULL, "x");
     assert_string_equal(tn_diag_text(&s.diag, &s.diag.problems[0]), "--set: [tp] size: x");

@@ -1,7 +1,7 @@
 /* trace: a layer that records every operation with its time, size, group and how long the rank waited for it.
  *
- * With option `file` each rank writes <file>.<rank>.jsonl, a line for each operation once it has ended; without, a
- * summary goes to stderr when the job ends. Everything passes through to the backend below, untouched. It is also the
+ * With option `file` each rank writes <file>.<rank>.jsonl, a line for each operation once it has ended (in a job of
+ * several backends <file>.<backend>.<rank>.jsonl for each); without, a summary goes to stderr when the job ends. Everything passes through to the backend below, untouched. It is also the
  * smallest whole example of a collective plugin: docs/writing-a-backend.md walks through it. */
 #include <tenon/collective.h>
 #include <tenon/plugin.h>
@@ -128,6 +128,16 @@ static tn_status caps(void *self, struct tn_collective_caps *caps)
     return t->next->caps(t->next_self, caps);
 }
 
+/* "shm." in a job of several backends, whose traces must not write to one file; else "". */
+static void name_backend(const struct tn_host *host, char *name, size_t bytes)
+{
+    const struct tn_facts_api *facts = host->get_api(host, "tn.facts/1");
+    const struct tn_backends_api *backends = host->get_api(host, "tn.backends/1");
+    *name = 0;
+    if (facts && backends && facts->get(host, "backends", 1) > 1)
+        snprintf(name, bytes, "%s.", backends->below(host));
+}
+
 static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t timeout_ns)
 {
     struct trace *t = self;
@@ -135,7 +145,9 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
     const char *file = t->host->get_string(t->host, "file");
     char path[PATH_BYTES];
     if (file && *file) {
-        snprintf(path, sizeof path, "%s.%d.jsonl", file, (int)bootstrap->rank);
+        char backend[NAME_BYTES];
+        name_backend(t->host, backend, sizeof backend);
+        snprintf(path, sizeof path, "%s.%s%d.jsonl", file, backend, (int)bootstrap->rank);
         t->file = fopen(path, "we");
         if (!t->file)
             return t->host->fail(t->host, TN_IO, "[trace] file: %s cannot be written: %s", path, strerror(errno));
@@ -408,8 +420,8 @@ static const struct tn_option options[] = {
     { .struct_size = sizeof(struct tn_option),
       .type = TN_OPT_STRING,
       .key = "file",
-      .help = "Each rank writes <file>.<rank>.jsonl, a line for each operation; empty: a summary on stderr at the "
-              "end." },
+      .help = "Each rank writes <file>.<rank>.jsonl, a line for each operation (<file>.<backend>.<rank>.jsonl where "
+              "the job has several backends); empty: a summary on stderr at the end." },
 };
 
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
