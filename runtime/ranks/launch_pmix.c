@@ -8,10 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #ifdef TENON_PMIX
 
 #include <pmix.h>
+
+enum { ASK_AGAIN_NS = 10 * 1000 * 1000 };
 
 static const char key[] = "tenon.store";
 
@@ -76,6 +79,11 @@ tn_status tn_pmix_hear(char *text, size_t text_bytes, uint64_t timeout_ns, char 
     PMIX_LOAD_PROCID(&first, self.nspace, 0);
     PMIX_INFO_LOAD(&info, PMIX_TIMEOUT, &seconds, PMIX_INT);
     pmix_status_t status = PMIx_Get(&first, key, &info, 1, &value);
+    /* A server that has heard of the rank but not of the key answers at once, whatever the time-out. */
+    for (uint64_t waited_ns = 0; status == PMIX_ERR_NOT_FOUND && waited_ns < timeout_ns; waited_ns += ASK_AGAIN_NS) {
+        nanosleep(&(struct timespec){ .tv_nsec = ASK_AGAIN_NS }, NULL);
+        status = PMIx_Get(&first, key, &info, 1, &value);
+    }
     if (status == PMIX_SUCCESS && value->type == PMIX_STRING)
         snprintf(text, text_bytes, "%s", value->data.string);
     else if (status == PMIX_SUCCESS)
