@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoint/checkpoint.h"
 #include "job.h"
 #include "program/program_text.h"
 #include "tool.h"
@@ -13,8 +14,8 @@
 static void usage(FILE *out)
 {
     fprintf(out, "usage: tenon check JOB.ini [--json] [-n RANKS] [--set SECTION.KEY=VALUE]...\n\n"
-                 "Shows the chain with its files, the mesh, memory per rank by category, and communication per step by\n"
-                 "group and op; or all problems, and exits with 2.\n");
+                 "Shows the chain with its files, the mesh, memory per rank by category, communication per step by group\n"
+                 "and op, and what the run starts from; or all problems, and exits with 2.\n");
 }
 
 /* Calls and bytes of one op on one axis in one step. */
@@ -51,6 +52,7 @@ struct report {
     struct rank_kind kind[MOST_KINDS];
     size_t n;
     int64_t params;
+    struct tn_origin origin;
 };
 
 static void add_traffic(struct rank_kind *kind, const struct tn_program *p, tn_op op)
@@ -145,6 +147,8 @@ static void compile_kinds(struct report *report)
         if (tn_job_compile(job, TN_PROGRAM_TRAIN, rank, 0, 0, NULL, NULL, &c) == TN_OK) {
             measure(report, &c, rank);
             tn_job_check_budget(job, rank, &c.plan);
+            if (report->n == 1)
+                tn_checkpoint_check(job, &c, &report->origin);
             mask = uneven_axes(&c.program);
             report->params = 0;
             for (tn_value v = 1; v <= c.program.n_values; v++)
@@ -260,6 +264,17 @@ static void print_traffic(const struct report *report)
                tn_op_kind(kind->traffic[i].opcode)->name, (long long)kind->traffic[i].calls, kind->traffic[i].bytes / 1048576.0);
 }
 
+static void print_origin(const struct report *report)
+{
+    const struct tn_origin *origin = &report->origin;
+    if (origin->kind == TN_ORIGIN_CHECKPOINT)
+        printf("starts from %s, at step %lld\n", origin->path, (long long)origin->progress.step);
+    else if (origin->kind == TN_ORIGIN_LOAD)
+        printf("starts from the weights of %s\n", origin->path);
+    else
+        printf("starts from seed %lld\n", (long long)report->job->settings.seed);
+}
+
 static void print_report(const struct report *report)
 {
     print_plugins(report->job);
@@ -268,6 +283,7 @@ static void print_report(const struct report *report)
     print_memory(report);
     print_claims(report);
     print_traffic(report);
+    print_origin(report);
 }
 
 /* JSON */
@@ -317,6 +333,17 @@ static json_t *rank_json(const struct report *report, const struct rank_kind *ki
     return rank;
 }
 
+static json_t *origin_json(const struct tn_origin *origin)
+{
+    static const char *const kinds[] = { "seed", "load", "checkpoint" };
+    json_t *json = json_pack("{s:s}", "from", kinds[origin->kind]);
+    if (origin->kind != TN_ORIGIN_SEED)
+        json_object_set_new(json, "path", json_string(origin->path));
+    if (origin->kind == TN_ORIGIN_CHECKPOINT)
+        json_object_set_new(json, "step", json_integer(origin->progress.step));
+    return json;
+}
+
 static void print_json(const struct report *report)
 {
     struct tn_job *job = report->job;
@@ -340,9 +367,10 @@ static void print_json(const struct report *report)
                                               job->diag.count == 0 ? backend_of(job, axis) : NULL));
     for (size_t i = 0; i < report->n; i++)
         json_array_append_new(ranks, rank_json(report, &report->kind[i]));
-    json_t *all = json_pack("{s:o, s:o, s:i, s:o, s:I, s:I, s:o}", "problems", problems, "plugins", plugins, "world",
+    json_t *all = json_pack("{s:o, s:o, s:i, s:o, s:I, s:I, s:o, s:o}", "problems", problems, "plugins", plugins, "world",
                             job->mesh.world, "mesh", mesh, "params", (json_int_t)report->params, "budget_bytes",
-                            (json_int_t)tn_job_budget(job), "ranks", ranks);
+                            (json_int_t)tn_job_budget(job), "ranks", ranks, "start",
+                            origin_json(&report->origin));
     json_dumpf(all, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(all);

@@ -5,6 +5,7 @@
  *     checkpoint_folder.c  temporary folder, publishing by rename, `latest`, removal of old ones
  *     checkpoint_save.c    every rank writes its elements at their places, behind the steps
  *     checkpoint_load.c    reads a checkpoint, or the files of Hugging Face, into any layout
+ *     checkpoint_check.c   what `tenon check` says of all that
  *
  * train.c calls open before the first step, step after each, end after the last (docs/checkpoints.md). */
 #ifndef TENON_CHECKPOINT_H
@@ -39,5 +40,16 @@ tn_status tn_checkpoint_step(struct tn_checkpoint *checkpoint, const struct tn_p
 /* After the last step: saves it unless that was done, and waits until all is on the disk. */
 tn_status tn_checkpoint_end(struct tn_checkpoint *checkpoint, const struct tn_progress *progress);
 void tn_checkpoint_close(struct tn_checkpoint *checkpoint);
+
+/* What the first step starts from. */
+enum { TN_ORIGIN_SEED, TN_ORIGIN_LOAD, TN_ORIGIN_CHECKPOINT };
+struct tn_origin {
+    int kind;
+    char path[4096];              /* of the weights or the checkpoint */
+    struct tn_progress progress;  /* of the checkpoint */
+};
+
+/* Adds to the job's problems what open would refuse, with the key; changes nothing. `compiled`: any rank's. */
+void tn_checkpoint_check(struct tn_job *job, const struct tn_compiled *compiled, struct tn_origin *origin);
 
 #endif

@@ -31,6 +31,14 @@ void tn_checkpoint_path(const struct tn_job *job, const char *given, char *path,
         snprintf(path, bytes, "%s/%s", job->manifest.folder, given);
 }
 
+int tn_checkpoint_resumes(const struct tn_job *job, const char *folder)
+{
+    char latest[PATH_MOST];
+    struct stat info;
+    snprintf(latest, sizeof latest, "%.4000s/latest", folder);
+    return job->settings.resume && lstat(latest, &info) == 0;
+}
+
 void tn_checkpoint_temporary(const char *folder, int64_t step, char *path, size_t bytes)
 {
     snprintf(path, bytes, "%s/.step-%08" PRId64 ".tmp", folder, step);

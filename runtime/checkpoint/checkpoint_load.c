@@ -15,12 +15,15 @@
 
 #include "base/log.h"
 
-enum { PATH_MOST = 4096, MOST_FILES = 4096 };
+enum { PATH_MOST = 4096, MOST_FILES = 4096, MOST_SAID = 10 };
 
 struct source {
     struct tn_safetensors **files;
     size_t n;
     char error[2 * PATH_MOST];
+    void (*each)(void *ctx, const char *what); /* NULL: the first problem ends it */
+    void *ctx;
+    int said;
 };
 
 struct found {
@@ -35,6 +38,16 @@ static tn_status __attribute__((format(printf, 2, 3))) refuse(struct source *sou
     vsnprintf(source->error, sizeof source->error, fmt, args);
     va_end(args);
     return TN_INVALID;
+}
+
+/* One of several problems: says it and goes on, up to a few, where all are wanted. */
+static tn_status say(struct source *source, tn_status status)
+{
+    if (status != TN_INVALID || !source->each)
+        return status;
+    source->each(source->ctx, source->error);
+    source->error[0] = 0;
+    return ++source->said < MOST_SAID ? TN_OK : status;
 }
 
 /* opening */
@@ -231,7 +244,9 @@ static tn_status check_surplus(struct source *source, const char *path, const st
             if (bsearch(&f, wanted, n, sizeof *wanted, by_address) || is_buffer(f.entry->name) ||
                 is_tied_head(&f, wanted, n))
                 continue;
-            return refuse(source, "%s: this model has no tensor %s", path, f.entry->name);
+            tn_status status = say(source, refuse(source, "%s: this model has no tensor %s", path, f.entry->name));
+            if (status != TN_OK)
+                return status;
         }
     return TN_OK;
 }
@@ -247,7 +262,7 @@ static tn_status match(struct source *source, const struct tn_stored *stored, in
         if (stored->tensors[t].file != file)
             continue;
         found[t] = find(source, stored->tensors[t].name);
-        status = check_tensor(source, path, &stored->tensors[t], found[t].entry);
+        status = say(source, check_tensor(source, path, &stored->tensors[t], found[t].entry));
         sorted[n++] = found[t];
     }
     if (status == TN_OK) {
@@ -329,6 +344,20 @@ static tn_status load_file(const struct tn_stored *stored, const struct tn_exec 
     close_source(&source);
     free(found);
     return status;
+}
+
+void tn_checkpoint_compare(const struct tn_stored *stored, int file, const char *path,
+                           void (*each)(void *ctx, const char *what), void *ctx)
+{
+    struct source source = { .each = each, .ctx = ctx };
+    struct found *found = calloc(stored->n_tensors + 1, sizeof *found);
+    tn_status status = found ? open_source(&source, path) : TN_NO_MEMORY;
+    if (status == TN_OK)
+        status = match(&source, stored, file, path, found);
+    if (status != TN_OK && source.said < MOST_SAID)
+        each(ctx, *source.error ? source.error : "out of memory while comparing");
+    close_source(&source);
+    free(found);
 }
 
 tn_status tn_checkpoint_load(const struct tn_stored *stored, const struct tn_exec *exec, const char *path, int resume)

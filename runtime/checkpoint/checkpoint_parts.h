@@ -55,6 +55,9 @@ char *tn_checkpoint_config_text(const struct tn_job *job);
 tn_status tn_checkpoint_state_read(const struct tn_job *job, const char *folder, struct tn_progress *progress,
                                    char *error, size_t error_bytes);
 
+/* 1: the job goes on from folder/latest, which it does wherever there is one, also one that points to nothing. */
+int tn_checkpoint_resumes(const struct tn_job *job, const char *folder);
+
 /* [checkpoint] folder and [model] load as paths, relative ones from the manifest's folder. */
 void tn_checkpoint_path(const struct tn_job *job, const char *given, char *path, size_t bytes);
 /* Makes the folder and clears what a killed run left in it. All return TN_IO with text in error. */
@@ -66,5 +69,8 @@ void tn_checkpoint_remove(const char *path); /* a folder and what is in it */
 
 /* Fills params, and states if the folder is a checkpoint to resume from. Logs what it refuses. */
 tn_status tn_checkpoint_load(const struct tn_stored *stored, const struct tn_exec *exec, const char *path, int resume);
+/* Says all that keeps the tensors of `file` from being loaded from `path`, up to a few. */
+void tn_checkpoint_compare(const struct tn_stored *stored, int file, const char *path,
+                           void (*each)(void *ctx, const char *what), void *ctx);
 
 #endif

@@ -187,14 +187,9 @@ static tn_status restore(struct tn_checkpoint *c, struct tn_progress *progress)
     tn_status status = TN_OK;
     int resume = 0;
     snprintf(latest, sizeof latest, "%s/latest", c->folder);
-    if (*c->folder && s->resume && access(latest, F_OK) == 0) {
+    if (*c->folder && tn_checkpoint_resumes(c->of.job, c->folder)) {
         resume = 1;
         status = tn_checkpoint_state_read(c->of.job, latest, progress, c->error, sizeof c->error);
-        if (status == TN_OK && progress->step > s->steps) {
-            snprintf(c->error, sizeof c->error, "%s is of step %lld, but [job] steps = %lld; raise it, or say "
-                     "[checkpoint] resume = no", latest, (long long)progress->step, (long long)s->steps);
-            status = TN_INVALID;
-        }
         if (status != TN_OK)
             tn_log(TN_LOG_ERROR, "%s", c->error);
         else

@@ -139,6 +139,9 @@ tn_status tn_checkpoint_state_read(const struct tn_job *job, const char *folder,
     else if (strcmp(state.optimizer, optimizer_name[s->optimizer]) != 0)
         snprintf(error, error_bytes, "%s: its optimizer is %s, not %s; use the same, or start anew from it with "
                  "[model] load", path, state.optimizer, optimizer_name[s->optimizer]);
+    else if (state.done.step > s->steps)
+        snprintf(error, error_bytes, "%s: is of step %lld, but [job] steps = %lld; raise it, or say [checkpoint] resume "
+                 "= no", path, (long long)state.done.step, (long long)s->steps);
     else
         status = TN_OK;
     *progress = state.done;

@@ -315,7 +315,99 @@ class Refused(CheckpointTest):
     def test_beyond_the_last_step(self):
         self.train("good", 2)
         run = self.train("good", 1, code=1)
-        self.matches(r"of step 2, but \[job\] steps = 1", run.stderr)
+        self.matches(r"is of step 2, but \[job\] steps = 1", run.stderr)
+
+
+class Check(CheckpointTest):
+    """`tenon check` says what a run would start from, and what would be refused, at its line of the manifest."""
+
+    def setUp(self):
+        super().setUp()
+        self.write("job.ini", tenon_job.MANIFEST.replace("plugin = gpt", "plugin = gpt\nload =") +
+                   "[checkpoint]\nfolder = run1\n")
+
+    def check(self, *arguments, code=0, **options):
+        return self.run_tenon("check", "job.ini", *settings(job={"steps": 2}, data={"batch": 12}), *arguments, code=code,
+                              **options)
+
+    def refused(self, pattern, *arguments):
+        self.matches(pattern, self.check(*arguments, code=2).stderr)
+
+    def trained(self, folder="run1"):
+        self.train(folder, 2, metrics="m")
+
+    def test_from_seed(self):
+        self.assertIn("\nstarts from seed 7\n", self.check().stdout)
+        self.assertEqual(json.loads(self.check("--json").stdout)["start"], {"from": "seed"})
+        self.assertFalse(os.path.exists(self.path("run1")))
+
+    def test_from_a_checkpoint(self):
+        self.trained()
+        before = sorted(os.listdir(self.path("run1")))
+        self.matches(r"^starts from .*/run1/latest, at step 2$", self.check(*chain(tp=2, dp=2)).stdout)
+        start = json.loads(self.check("--json").stdout)["start"]
+        self.assertEqual((start["from"], start["step"]), ("checkpoint", 2))
+        self.assertIn("starts from seed", self.check(*settings(checkpoint={"resume": "no"})).stdout)
+        self.assertEqual(sorted(os.listdir(self.path("run1"))), before)
+
+    def test_from_weights(self):
+        self.trained("other")
+        words = settings(model={"load": "other"})
+        self.matches(r"^starts from the weights of .*/other$", self.check(*words, *chain(fsdp=3)).stdout)
+        self.trained()
+        self.matches(r"^starts from .*/run1/latest, at step 2$", self.check(*words).stdout)
+
+    def test_all_tensors_that_do_not_fit(self):
+        """Not the first one alone; [model] load stands in line 7."""
+        self.trained("other")
+        tensors = self.tensors("other")
+        name, other = "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+        dtype, shape, raw = tensors.pop(name)
+        tensors[other] = (tensors[other][0], [32, 128], tensors[other][2])
+        tensors["odd"] = (dtype, shape, raw)
+        write_tensors(self.path("bad.safetensors"), tensors)
+        self.write("job.ini", tenon_job.read(self.path("job.ini")).decode().replace("load =", "load = bad.safetensors"))
+        for expected in (r"tensor %s is missing" % name, r"tensor %s has shape \[32, 128\]; this model has \[64, 64\]" % other,
+                         "this model has no tensor odd"):
+            self.refused(r"^job\.ini:7: \[model\] load: .*bad\.safetensors: " + expected)
+        self.write("job.ini", tenon_job.read(self.path("job.ini")).decode().replace("bad.safetensors", "nowhere"))
+        self.refused(r"^job\.ini:7: \[model\] load: .*nowhere: there is no model\.safetensors")
+
+    def test_another_model_or_schedule(self):
+        self.trained()
+        line = tenon_job.read(self.path("job.ini")).split(b"\n").index(b"folder = run1") + 1
+        self.refused(r"^job\.ini:%d: \[checkpoint\] folder: .*tensor model\.layers\.2\.[a-z_.]*weight is missing" % line,
+                     *settings(gpt={"layers": 3}))
+        self.refused("optimizer.safetensors: tensor model.layers.2", *settings(gpt={"layers": 3}))
+        self.refused(r"folder: .*seed 7, batch 12 and sequence 32 there are not 8,", *settings(job={"seed": 8}))
+        self.refused(r"folder: .*is of step 2, but \[job\] steps = 1", *settings(job={"steps": 1}))
+        os.remove(self.path("run1/latest/state.json"))
+        self.refused(r"folder: .*state\.json")
+
+    def test_latest_points_to_nothing(self):
+        """That is no new run: whoever resumes must not start at step 1 without a word."""
+        os.makedirs(self.path("run1"))
+        os.symlink("step-00000009", self.path("run1/latest"))
+        self.refused(r"folder: .*run1/latest/state\.json")
+        self.matches(r"run1/latest/state\.json", self.train("run1", 1, code=1).stderr)
+
+    def test_folder_that_cannot_be_made(self):
+        self.write("run1", "a file")
+        for folder in ("run1", "run1/inside", "run1/a/b"):
+            self.refused(r"folder: .*/run1: is a file", *settings(checkpoint={"folder": folder}))
+
+    def test_folder_that_cannot_be_written(self):
+        os.makedirs(self.path("locked"))
+        os.chmod(self.path("locked"), 0o555)
+        words = settings(job={"steps": 2}, data={"batch": 12}, checkpoint={"folder": "locked/run"})
+        command = [self.TENON, "check", "job.ini", *words]
+        if os.getuid() == 0:  # who may write anywhere
+            command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", *command]
+        if os.getuid() == 0 and subprocess.run(command[:3] + ["true"], capture_output=True, check=False).returncode:
+            self.skipTest("this root cannot give up its rights")
+        run = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(run.returncode, 2, run.stderr)
+        self.matches(r"folder: .*/locked: Permission denied", run.stderr)
 
 
 class Load(CheckpointTest):

@@ -101,7 +101,8 @@ class Check(JobTest):
 
     def test_json(self):
         report = json.loads(self.run_tenon("check", "job.ini", "--json", *layout(tp=2, dp=2)).stdout)
-        self.assertEqual(set(report), {"problems", "plugins", "world", "mesh", "params", "budget_bytes", "ranks"})
+        self.assertEqual(set(report), {"problems", "plugins", "world", "mesh", "params", "budget_bytes", "ranks",
+                                       "start"})
         self.assertEqual((report["problems"], report["world"]), ([], 4))
         self.assertEqual(report["mesh"], [{"axis": "tp", "size": 2, "stride": 1, "backend": "shm"},
                                           {"axis": "dp", "size": 2, "stride": 2, "backend": "shm"}])
