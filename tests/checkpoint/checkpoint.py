@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -255,6 +256,34 @@ class Slow(CheckpointTest):
             self.assertEqual(before.count("fsync %s/%s" % (temporary, name)), ranks, lines)
         self.assertIn("fsync " + temporary, before)
         self.assertIn("fsync " + folder[:-1], lines[lines.index(renames[0]):lines.index(renames[1])])
+
+    def test_killed_while_it_is_published(self):
+        """Before and after each of its steps: `latest` is complete, and the run goes on from it."""
+        layout, every = chain(dp=2), settings(checkpoint={"every": 1, "keep": 2})
+        self.train("slow", 1, *every, *layout)
+        seen = 1
+        for moment in (r"fsync .*\.tmp", r"rename .*\.tmp .*/step-\d+", r"fsync .*/slow", r"rename .*\.latest\.tmp .*latest"):
+            if os.path.exists(self.path("log")):
+                os.remove(self.path("log"))
+            run = self.start_slow(30, 100000, 1, *layout, *settings(checkpoint={"keep": 2}))
+            self.assertTrue(tenon_job.until(lambda: re.search("^%s$" % moment, self.log(), re.M)), run.stderr)
+            for pid in run.processes():
+                os.kill(pid, signal.SIGKILL)
+            run.close()
+            self.tensors("slow")
+            self.tensors("slow", "optimizer.safetensors")
+            with open(self.path("slow/latest/state.json"), encoding="utf-8") as file:
+                step = json.load(file)["step"]
+            self.assertIn(step, range(seen, seen + 3), moment)
+            seen = step
+            self.matches("at step %d$" % seen, self.run_tenon("check", "job.ini", *settings(
+                job={"steps": 100000}, checkpoint={"folder": "slow"}, data={"batch": 12})).stdout)
+        self.train("slow", seen + 1, *every, *layout)
+        self.assertEqual(sorted(self.losses()), [seen + 1])
+        self.assertFalse([name for name in os.listdir(self.path("slow")) if name.startswith(".")])
+
+    def log(self):
+        return tenon_job.read(self.path("log")).decode()
 
 
 class Refused(CheckpointTest):
