@@ -26,11 +26,12 @@ struct tn_axis {
     uint32_t reserved;
 };
 
-/* One slot of a pipeline schedule: run region's ops of `stage` for micro-batch `micro`. Slots
- * lie struct_size bytes of the first one apart. */
+/* One slot of a pipeline schedule: run region's ops of `stage` for micro-batch `micro`; those of
+ * stage -1 run with the last slot of their region and micro-batch. Slots lie struct_size bytes of
+ * the first one apart. */
 struct tn_slot {
     uint32_t struct_size;
-    uint32_t region; /* TN_REGION_FORWARD, TN_REGION_BACKWARD */
+    uint32_t region; /* TN_REGION_FORWARD, TN_REGION_BACKWARD, TN_REGION_WEIGHT */
     int32_t stage;
     int32_t micro;
 };
@@ -59,8 +60,8 @@ struct tn_strategy {
      * collectives. */
     tn_status (*lower)(void *self, struct tn_program *program);
 
-    /* The order of micro-batches on this rank's stages; at most one strategy of a chain has
-     * it. Writes at most `cap` slots, their number to *n. NULL: each micro-batch forward and
+    /* The order of micro-batches on this rank's stages, every op of theirs once for each; at
+     * most one strategy of a chain has it. Writes at most `cap` slots, their number to *n. NULL: each micro-batch forward and
      * backward, in turn. */
     tn_status (*schedule)(void *self, const struct tn_program *program, int32_t micro_batches,
                           struct tn_slot *slots, uint32_t cap, uint32_t *n);

@@ -52,14 +52,16 @@ enum {
 /* Where its memory is. */
 enum { TN_SPACE_DEVICE = 0, TN_SPACE_HOST = 1, TN_SPACE_DISK = 2 };
 
-/* When an op runs: prologue once per step before the first micro-batch, forward and
- * backward once per micro-batch, step once per step after the last one. */
+/* When an op runs: prologue once per step before the first micro-batch; forward, backward and
+ * weight once per micro-batch, in this order; step once per step after the last one. weight is
+ * what a schedule may put off of the backward pass: gradients that only the step needs. */
 /* X(NAME, number, text) */
 #define TN_REGION_LIST(X)      \
     X(PROLOGUE, 0, "prologue") \
     X(FORWARD, 1, "forward")   \
     X(BACKWARD, 2, "backward") \
-    X(STEP, 3, "step")
+    X(STEP, 3, "step")         \
+    X(WEIGHT, 4, "weight")
 
 enum {
 #define TN_X(name, number, text) TN_REGION_##name = number,

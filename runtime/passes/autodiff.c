@@ -72,7 +72,7 @@ tn_value *tn_accumulated(struct tn_program *p)
         total[v] = root[v] = v;
     for TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
-        if (o->region != TN_REGION_FORWARD && o->region != TN_REGION_BACKWARD)
+        if (!tn_region_per_micro(o->region))
             continue;
         const struct tn_op_kind *kind = tn_op_kind(o->opcode);
         for (uint32_t i = 0; i < o->n_out; i++) {

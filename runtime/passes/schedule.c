@@ -7,6 +7,7 @@
  *
  * The first micro-batch has nothing to add to, so that accumulators need no zeros. */
 #include "passes/passes.h"
+#include "program/program_text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,7 @@ struct scheduler {
     tn_value *root;   /* by value: the empty accumulator that its chain of updates starts at, or 0 */
     tn_value *latest; /* by root: the copy that holds what was accumulated so far */
     tn_value *used;   /* by value: 1 if an op has it among its inputs */
+    uint32_t *runs;   /* by op: how often it ran */
 };
 
 int tn_op_is_comm(uint32_t opcode)
@@ -47,11 +49,6 @@ int tn_op_is_free(uint32_t opcode)
     return opcode == TN_OP_SYNC || opcode == TN_OP_VIEW || opcode == TN_OP_PACK;
 }
 
-static int per_micro(uint32_t region)
-{
-    return region == TN_REGION_FORWARD || region == TN_REGION_BACKWARD;
-}
-
 static tn_value copy_value(struct scheduler *s, tn_value v, int32_t micro)
 {
     const struct tn_value_data *from = &s->p->values[v];
@@ -74,10 +71,10 @@ static tn_value input_of(struct scheduler *s, tn_value v, uint32_t region, int32
     if (v == 0)
         return 0;
     const struct tn_value_data *value = &s->p->values[v];
-    if (s->root[v] == v || (s->root[v] && !per_micro(region)))
+    if (s->root[v] == v || (s->root[v] && !tn_region_per_micro(region)))
         return s->latest[s->root[v]];
-    int made_per_micro = value->def ? per_micro(s->p->ops[value->def].region)
-                                    : value->kind == TN_KIND_INPUT && value->rank > 0 && per_micro(region);
+    int made_per_micro = value->def ? tn_region_per_micro(s->p->ops[value->def].region)
+                                    : value->kind == TN_KIND_INPUT && value->rank > 0 && tn_region_per_micro(region);
     if (!made_per_micro) {
         if (!s->once[v])
             s->once[v] = copy_value(s, v, -1);
@@ -122,11 +119,48 @@ static void copy_op(struct scheduler *s, tn_op op, int32_t micro)
     }
 }
 
-static void run_region(struct scheduler *s, uint32_t region, int32_t stage, int32_t micro)
+/* stage -1: of all stages. `all`: those of no stage as well. */
+static void run_region(struct scheduler *s, uint32_t region, int32_t stage, int all, int32_t micro)
 {
-    for TN_EACH_OP(s->p, op)
-        if (s->p->ops[op].region == region && (stage < 0 || s->p->ops[op].stage < 0 || s->p->ops[op].stage == stage))
-            copy_op(s, op, micro);
+    for TN_EACH_OP(s->p, op) {
+        const struct tn_op_data *o = &s->p->ops[op];
+        if (o->region != region || (o->stage < 0 ? !all : stage >= 0 && o->stage != stage))
+            continue;
+        copy_op(s, op, micro);
+        s->runs[op]++;
+    }
+}
+
+static void run_slots(struct scheduler *s, const struct tn_slot *slots, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t later = i + 1;
+        while (later < n && (slots[later].region != slots[i].region || slots[later].micro != slots[i].micro))
+            later++;
+        run_region(s, slots[i].region, slots[i].stage, later == n, slots[i].micro);
+    }
+}
+
+static void run_in_turn(struct scheduler *s)
+{
+    for (int32_t m = 0; m < s->micro_batches; m++) {
+        run_region(s, TN_REGION_FORWARD, -1, 1, m);
+        run_region(s, TN_REGION_BACKWARD, -1, 1, m);
+        run_region(s, TN_REGION_WEIGHT, -1, 1, m);
+    }
+}
+
+/* A plugin's slots might leave something out. */
+static void check_runs(const struct scheduler *s)
+{
+    for TN_EACH_OP(s->p, op) {
+        const struct tn_op_data *o = &s->p->ops[op];
+        if (!tn_region_per_micro(o->region) || s->runs[op] == (uint32_t)s->micro_batches)
+            continue;
+        tn_program_error(s->flat, 0, "the schedule runs region %s of stage %d %u times (%s), for %d micro-batches; it needs a slot "
+                         "for each", tn_region_name(o->region), o->stage, s->runs[op], o->name, s->micro_batches);
+        return;
+    }
 }
 
 /* Chains of in-place updates that start at an accumulator. */
@@ -138,7 +172,7 @@ static void find_roots(struct scheduler *s)
     for TN_EACH_OP(s->p, op) {
         const struct tn_op_data *o = &s->p->ops[op];
         const struct tn_op_kind *kind = tn_op_kind(o->opcode);
-        for (uint32_t i = 0; per_micro(o->region) && i < o->n_out; i++)
+        for (uint32_t i = 0; tn_region_per_micro(o->region) && i < o->n_out; i++)
             if (kind->must_alias[i] >= 0 && (uint32_t)kind->must_alias[i] < o->n_in && s->root[o->in[kind->must_alias[i]]])
                 s->root[o->out[i]] = s->root[o->in[kind->must_alias[i]]];
     }
@@ -156,6 +190,11 @@ static int may_hoist(uint32_t opcode)
     if (opcode == TN_OP_SEND || opcode == TN_OP_RECV)
         return 0; /* messages between two ranks keep their order */
     return tn_op_is_comm(opcode) || tn_op_is_free(opcode) || opcode == TN_OP_SPLIT_BLOCKS;
+}
+
+static int may_wait_for(uint32_t region)
+{
+    return region == TN_REGION_BACKWARD || region == TN_REGION_WEIGHT;
 }
 
 /* Communication of the step region starts as soon as the last op it needs has run. */
@@ -176,7 +215,7 @@ static void hoist(struct tn_program *flat)
             if (def && (!anchor || flat->ops[def].order >= flat->ops[anchor].order))
                 anchor = def;
         }
-        if (!anchor || (flat->ops[anchor].region != TN_REGION_BACKWARD && !hoisted[anchor]))
+        if (!anchor || (!may_wait_for(flat->ops[anchor].region) && !hoisted[anchor]))
             continue;
         tn_op before = flat->ops[anchor].next;
         while (before && hoisted[before])
@@ -194,9 +233,9 @@ static void hoist(struct tn_program *flat)
 static int slots_fit(struct tn_program *flat, int32_t micro_batches, const struct tn_slot *slots, uint32_t n_slots)
 {
     for (uint32_t i = 0; slots && i < n_slots; i++)
-        if (!per_micro(slots[i].region) || slots[i].micro < 0 || slots[i].micro >= micro_batches || slots[i].stage < 0) {
-            tn_program_error(flat, 0, "slot %u of the schedule is region %u, stage %d, micro-batch %d; regions are forward and "
-                             "backward, micro-batches 0 to %d", i, slots[i].region, slots[i].stage, slots[i].micro, micro_batches - 1);
+        if (!tn_region_per_micro(slots[i].region) || slots[i].micro < 0 || slots[i].micro >= micro_batches || slots[i].stage < 0) {
+            tn_program_error(flat, 0, "slot %u of the schedule is region %u, stage %d, micro-batch %d; regions are forward, "
+                             "backward and weight, micro-batches 0 to %d", i, slots[i].region, slots[i].stage, slots[i].micro, micro_batches - 1);
             return 0;
         }
     return 1;
@@ -211,7 +250,7 @@ void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t mi
     if (!slots_fit(flat, micro_batches, slots, n_slots))
         return;
     struct scheduler s = { .p = p, .flat = flat, .micro_batches = micro_batches };
-    tn_value *tables = calloc(n * (size_t)(micro_batches + 4), sizeof *tables);
+    tn_value *tables = calloc(n * (size_t)(micro_batches + 4) + p->n_ops + 1, sizeof *tables);
     if (!tables) {
         tn_program_error(flat, 0, "out of memory for %d micro-batches", micro_batches);
         return;
@@ -221,19 +260,19 @@ void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t mi
     s.latest = tables + 2 * n;
     s.used = tables + 3 * n;
     s.micro = tables + 4 * n;
+    s.runs = s.micro + n * (size_t)micro_batches;
     find_roots(&s);
     find_used(&s);
     for (tn_value v = 1; v <= p->n_values; v++) /* persistent memory of this rank's ops, in the order of the model */
         if (s.used[v] && !p->values[v].def && (p->values[v].kind == TN_KIND_PARAM || p->values[v].kind == TN_KIND_STATE))
             s.once[v] = copy_value(&s, v, -1);
-    run_region(&s, TN_REGION_PROLOGUE, -1, -1);
-    for (uint32_t i = 0; slots && i < n_slots; i++)
-        run_region(&s, slots[i].region, slots[i].stage, slots[i].micro);
-    for (int32_t m = 0; !slots && m < micro_batches; m++) {
-        run_region(&s, TN_REGION_FORWARD, -1, m);
-        run_region(&s, TN_REGION_BACKWARD, -1, m);
-    }
-    run_region(&s, TN_REGION_STEP, -1, -1);
+    run_region(&s, TN_REGION_PROLOGUE, -1, 1, -1);
+    if (slots)
+        run_slots(&s, slots, n_slots);
+    else
+        run_in_turn(&s);
+    run_region(&s, TN_REGION_STEP, -1, 1, -1);
+    check_runs(&s);
     free(tables);
     hoist(flat);
 }

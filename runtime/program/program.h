@@ -97,6 +97,17 @@ void tn_program_drop(struct tn_program *copy); /* accepts NULL */
 static inline struct tn_value_data *tn_val(const struct tn_program *p, tn_value v) { return &p->values[v]; }
 static inline struct tn_op_data *tn_opd(const struct tn_program *p, tn_op op) { return &p->ops[op]; }
 
+/* Regions that run once for each micro-batch. */
+static inline int tn_region_per_micro(uint32_t region)
+{
+    return region == TN_REGION_FORWARD || region == TN_REGION_BACKWARD || region == TN_REGION_WEIGHT;
+}
+/* Grows in the order in which regions run. */
+static inline int tn_region_turn(uint32_t region)
+{
+    return region == TN_REGION_WEIGHT ? 5 : region == TN_REGION_STEP ? 6 : (int)region;
+}
+
 /* Building. Names are made unique by the caller. Shapes of outputs come from the op's shape rule; a refusal is
  * recorded and the output is a scalar. */
 tn_value tn_value_new(struct tn_program *p, uint32_t kind, const char *name, uint32_t dtype, int32_t rank,

@@ -151,7 +151,7 @@ static int parse_region(struct parser *ps)
     if (region < 0 && tn_lex_read_int(name, &number) == 0 && number >= 0 && number <= INT32_MAX)
         region = (int32_t)number;
     if (region < 0)
-        return tn_lex_problem(ps->lex, "use prologue, forward, backward or step", "there is no region %.80s", name);
+        return tn_lex_problem(ps->lex, "use prologue, forward, backward, weight or step", "there is no region %.80s", name);
     ps->region = (uint32_t)region;
     return 0;
 }

@@ -12,7 +12,7 @@
  *             what no op makes is param, input, const, state or
  *             accumulator
  *   regions   no op uses a value of a later region; step uses      x    x     x      x      x      x      x
- *             of forward and backward only accumulators
+ *             of forward, backward and weight only accumulators
  *   memory    an input whose memory an output takes over has       x    x     x      x      x      x      x
  *             the output's type, and no op uses it afterwards
  *   shapes    each output is what the shape rule says              x    x     x      x      x      x      x
@@ -27,8 +27,8 @@
  *   rows      each op's placements on an axis are a row of its                       x      x      x      x
  *             rule: no partial meets a non-linear op; memory
  *             that is taken over lies as before
- *   unrolled  forward and backward ops have a micro-batch, and                                     x      x
- *             use values of no other one but accumulators
+ *   unrolled  forward, backward and weight ops have a micro-                                       x      x
+ *             batch, and use values of no other but accumulators
  *
  * All problems are reported, up to MOST_REPORTS; each names the op, its values and what would work. */
 #include "program/verify.h"
@@ -301,7 +301,7 @@ static void check_ops(struct tn_verify *vf)
             continue;
         }
         if (!tn_region_name(o->region))
-            bad_op(vf, op, "is in region %u; there are prologue, forward, backward and step", o->region);
+            bad_op(vf, op, "is in region %u; there are prologue, forward, backward, weight and step", o->region);
         if (o->layer < -1 || o->stage < -1)
             bad_op(vf, op, "has layer %d and stage %d; both are at least -1", o->layer, o->stage);
         check_arity(vf, op, kind);
@@ -312,11 +312,6 @@ static void check_ops(struct tn_verify *vf)
 
 /* definitions, regions, memory */
 
-static int per_micro(uint32_t region)
-{
-    return region == TN_REGION_FORWARD || region == TN_REGION_BACKWARD;
-}
-
 /* May an op of this region and micro-batch see what `def` made? */
 static void check_region(struct tn_verify *vf, tn_op op, tn_value v, tn_op def)
 {
@@ -325,14 +320,16 @@ static void check_region(struct tn_verify *vf, tn_op op, tn_value v, tn_op def)
     int accumulates = tn_val(vf->p, v)->kind == TN_KIND_ACCUMULATOR;
     if (vf->bad_op[op] || vf->bad_op[def])
         return;
-    if (maker->region > user->region)
+    int earlier_micro = accumulates && maker->micro >= 0 && user->micro >= 0 && maker->micro != user->micro;
+    if (tn_region_turn(maker->region) > tn_region_turn(user->region) && !earlier_micro)
         tn_verify_report(vf, op, "is in %s and uses %.160s, which %s makes in %s", tn_region_name(user->region),
                          name_of(vf, v), op_text(vf->p, def, text), tn_region_name(maker->region));
-    else if (user->region == TN_REGION_STEP && per_micro(maker->region) && !accumulates)
+    else if (user->region == TN_REGION_STEP && tn_region_per_micro(maker->region) && !accumulates)
         tn_verify_report(vf, op,
                          "is in step and uses %.160s, which %s makes once for each micro-batch; accumulate it first",
                          name_of(vf, v), op_text(vf->p, def, text));
-    else if (per_micro(user->region) && per_micro(maker->region) && user->micro != maker->micro && !accumulates)
+    else if (tn_region_per_micro(user->region) && tn_region_per_micro(maker->region) && user->micro != maker->micro &&
+             !accumulates)
         tn_verify_report(vf, op, "belongs to micro-batch %d and uses %.160s, which %s makes for micro-batch %d",
                          user->micro, name_of(vf, v), op_text(vf->p, def, text), maker->micro);
 }
@@ -395,11 +392,11 @@ static void check_taking(struct tn_verify *vf, tn_op op, tn_op *taken)
 static void check_micro(struct tn_verify *vf, tn_op op)
 {
     const struct tn_op_data *o = tn_opd(vf->p, op);
-    if (vf->after >= TN_AFTER_SCHEDULE && per_micro(o->region) && o->micro < 0)
-        tn_verify_report(vf, op, "has no micro-batch; after schedule each op of forward and backward belongs to one");
-    else if (o->micro != -1 && !(vf->after >= TN_AFTER_SCHEDULE && per_micro(o->region)))
-        tn_verify_report(
-            vf, op, "has micro-batch %d; only ops of forward and backward have one, and only after schedule", o->micro);
+    if (vf->after >= TN_AFTER_SCHEDULE && tn_region_per_micro(o->region) && o->micro < 0)
+        tn_verify_report(vf, op, "has no micro-batch; after schedule each op of forward, backward and weight belongs to one");
+    else if (o->micro != -1 && !(vf->after >= TN_AFTER_SCHEDULE && tn_region_per_micro(o->region)))
+        tn_verify_report(vf, op, "has micro-batch %d; only ops of forward, backward and weight have one, and only after schedule",
+                         o->micro);
 }
 
 static void check_defs(struct tn_verify *vf)

@@ -52,6 +52,15 @@ static void finish(struct scheduled *s)
     flow_finish(&s->f);
 }
 
+/* Names of the ops in order, joined by spaces. */
+static void listing(const struct tn_program *p, char *text, size_t bytes)
+{
+    size_t at = 0;
+    text[0] = 0;
+    for TN_EACH_OP (p, op)
+        at += (size_t)snprintf(text + at, bytes - at, "%s%s", at ? " " : "", p->ops[op].name);
+}
+
 static void accumulators_are_chained_and_the_first_adds_to_nothing(void **state)
 {
     struct scheduled s;
@@ -183,6 +192,72 @@ static void impossible_slots_are_refused(void **state)
     }
 }
 
+/* As in a zero-bubble pipeline: gradients of params come later than those of activations. */
+static void weight_gradients_may_be_put_off(void **state)
+{
+    static const struct tn_slot slots[] = {
+        { sizeof *slots, TN_REGION_FORWARD, 0, 0 }, { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
+        { sizeof *slots, TN_REGION_BACKWARD, 0, 0 }, { sizeof *slots, TN_REGION_BACKWARD, 0, 1 },
+        { sizeof *slots, TN_REGION_WEIGHT, 0, 0 }, { sizeof *slots, TN_REGION_WEIGHT, 0, 1 },
+    };
+    float w[2][VOCAB * WIDTH], u[2][WIDTH * WIDTH], loss[2];
+    for (int way = 0; way < 2; way++) {
+        struct scheduled s;
+        differentiated(&s, 2);
+        tn_op first = flow_op(&s.f.p, "y.dw"), step = s.f.p.first;
+        while (s.f.p.ops[step].region != TN_REGION_STEP)
+            step = s.f.p.ops[step].next;
+        tn_op_move(&s.f.p, first, step);
+        s.f.p.ops[first].region = TN_REGION_WEIGHT;
+        tn_schedule(&s.f.p, &s.flat, 2, way ? slots : NULL, way ? 6 : 0);
+        flow_clean(&s.flat);
+        assert_int_equal(tn_program_verify(&s.flat, "schedule"), 0);
+        tn_program_renumber(&s.flat);
+        int late = s.flat.ops[flow_op(&s.flat, "y.dw@0")].order > s.flat.ops[flow_op(&s.flat, "x.dw@1")].order;
+        assert_int_equal(late, way);
+        gradients(&s, 2, w[way], u[way], &loss[way]);
+        finish(&s);
+    }
+    assert_memory_equal(w[0], w[1], sizeof w[0]);
+    assert_memory_equal(u[0], u[1], sizeof u[0]);
+}
+
+/* A slot for each region that has ops; one left out would lose gradients in silence. */
+static void slots_that_leave_something_out_are_refused(void **state)
+{
+    static const struct tn_slot slots[] = {
+        { sizeof *slots, TN_REGION_FORWARD, 0, 0 }, { sizeof *slots, TN_REGION_BACKWARD, 0, 0 },
+        { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
+    };
+    struct scheduled s;
+    differentiated(&s, 2);
+    tn_schedule(&s.f.p, &s.flat, 2, slots, 3);
+    flow_refused(&s.flat, "the schedule runs region backward of stage 0 1 times");
+    finish(&s);
+}
+
+/* Two stages of one rank: what stands with no stage comes once, after both. */
+static void ops_of_no_stage_run_with_the_last_slot(void **state)
+{
+    static const char two[] = "input x: f32[4]\nregion forward\n  a: f32[4] = gelu(x: x) @stage=0\n"
+                              "  b: f32[4] = gelu(x: a) @stage=1\n  all: f32[4] flags=output = gelu(x: b) @stage=-1\n";
+    static const struct tn_slot slots[] = {
+        { sizeof *slots, TN_REGION_FORWARD, 0, 0 }, { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
+        { sizeof *slots, TN_REGION_FORWARD, 1, 0 }, { sizeof *slots, TN_REGION_FORWARD, 1, 1 },
+    };
+    struct flow f;
+    struct tn_program flat;
+    char text[256];
+    flow_parse(&f, two);
+    tn_program_init(&flat, &f.mesh, f.p.coord);
+    tn_schedule(&f.p, &flat, 2, slots, 4);
+    flow_clean(&flat);
+    listing(&flat, text, sizeof text);
+    assert_string_equal(text, "a@0 a@1 b@0 all@0 b@1 all@1");
+    tn_program_finish(&flat);
+    flow_finish(&f);
+}
+
 static const char synced[] =
     "mesh dp=2\ninput x: f32[4, 8] {dp: S0}\nparam a: f32[8] {dp: R}\nparam b: f32[8] {dp: R}\n"
     "accumulator grad.a: f32[8] {dp: P} like=a\naccumulator grad.b: f32[8] {dp: P} like=b\n"
@@ -200,15 +275,6 @@ static const char synced[] =
     "  s: f32[] {dp: R} = sumsq(g: ga, gb)\n"
     "  c: f32[4] {dp: R} flags=output = clip(s: s) max_norm=1.0\n"
     "  late: f32[] {dp: R} = all_reduce(x: s) axis=0 red=0\n";
-
-/* Names of the ops in order, joined by spaces. */
-static void listing(const struct tn_program *p, char *text, size_t bytes)
-{
-    size_t at = 0;
-    text[0] = 0;
-    for TN_EACH_OP (p, op)
-        at += (size_t)snprintf(text + at, bytes - at, "%s%s", at ? " " : "", p->ops[op].name);
-}
 
 static void communication_of_the_step_starts_once_its_gradient_is_whole(void **state)
 {
@@ -248,6 +314,9 @@ int main(void)
         cmocka_unit_test(ops_run_in_the_order_of_the_slots),
         cmocka_unit_test(the_order_of_slots_does_not_change_the_gradients),
         cmocka_unit_test(impossible_slots_are_refused),
+        cmocka_unit_test(weight_gradients_may_be_put_off),
+        cmocka_unit_test(slots_that_leave_something_out_are_refused),
+        cmocka_unit_test(ops_of_no_stage_run_with_the_last_slot),
         cmocka_unit_test(communication_of_the_step_starts_once_its_gradient_is_whole),
         cmocka_unit_test(an_empty_program_is_scheduled),
     };
