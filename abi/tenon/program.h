@@ -72,6 +72,10 @@ struct tn_program_api {
     const char *(*axis_name)(const struct tn_program *p, int32_t axis);
     int32_t (*axis_size)(const struct tn_program *p, int32_t axis);
     int32_t (*axis_coord)(const struct tn_program *p, int32_t axis); /* this rank's */
+
+    /* FLOPs of an op and bytes that it moves, by its cost rule, with global shapes: as if one
+     * rank ran all of it. */
+    void (*op_cost)(const struct tn_program *p, tn_op op, double *flops, double *bytes);
 };
 
 #ifdef __cplusplus

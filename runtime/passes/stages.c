@@ -1,6 +1,6 @@
 /* Own stages: see passes.h. What stands between the stages becomes this rank's side of it:
  *
- *     y = stage_sum(x0, x1, ..)     =>  y = stage_sum(xr)         on the rank that makes xr
+ *     y = stage_sum(x0, x1, ..)     =>  y = stage_sum(xr)         on the rank that makes xr, alone
  *     y = broadcast(x) root=r       =>  y = broadcast()           where x is not made here
  *     y = recv(x)                   =>  y = recv()                x gave it its type
  */

@@ -139,6 +139,16 @@ static int32_t api_axis_coord(const struct tn_program *p, int32_t axis)
     return good_axis(p, axis) ? p->coord[axis] : 0;
 }
 
+static void api_op_cost(const struct tn_program *p, tn_op op, double *flops, double *bytes)
+{
+    static const struct tn_mesh alone = { .world = 1 };
+    struct tn_program whole = *p;
+    whole.mesh = &alone;
+    *flops = *bytes = 0;
+    if (good_op(p, op))
+        tn_op_kind(p->ops[op].opcode)->cost(&whole, op, flops, bytes);
+}
+
 static const struct tn_program_api read_api = {
     .struct_size = sizeof read_api,
     .op_next = api_op_next,
@@ -156,6 +166,7 @@ static const struct tn_program_api read_api = {
     .axis_name = api_axis_name,
     .axis_size = api_axis_size,
     .axis_coord = api_axis_coord,
+    .op_cost = api_op_cost,
 };
 
 /* editing */

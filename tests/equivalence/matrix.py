@@ -272,28 +272,53 @@ def sharded_suite():
     return groups
 
 
-def pipelines(layers=4):
-    """pp by itself in both orders, with uneven stages, and with each other strategy."""
+SCHEDULES = ({"pp__schedule": "gpipe"}, {"pp__schedule": "1f1b"}, {"pp__schedule": "interleaved"},
+             {"pp__schedule": "zero-bubble"})
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = SCHEDULES
+
+
+def orders():
+    """Each schedule on two stages, with fewer micro-batches than stages, and with a number that does not divide."""
+    return ([Chain("pp", n, pp=2, **s) for s in SCHEDULES for n in (1, 3, 4)] +
+            [Chain("pp", n, pp=4, **s) for s in SCHEDULES if s is not INTERLEAVED for n in (2, 6)])
+
+
+def pipelines():
+    """pp by itself, with uneven stages, and with each other strategy."""
     full, sp = {"ckpt__recompute": "full"}, {"tp__sequence_parallel": "on"}
     return [
-        Chain("pp", pp=2), Chain("pp", 2, pp=2), Chain("pp", 4, pp=4), Chain("pp", 4, pp=4, pp__schedule="gpipe"),
-        Chain("pp", 4, pp=2, pp__layers="1, 3"), Chain("pp", 2, pp=3, pp__layers="1, 2, 1"), Chain("pp", 2, pp=1),
-        Chain("tp, pp", 4, tp=2, pp=2), Chain("tp, pp", 2, tp=2, pp=2, **sp), Chain("dp, pp", 4, dp=2, pp=2),
-        Chain("fsdp, pp", 2, fsdp=2, pp=2), Chain("fsdp, pp", 4, fsdp=3, pp=2, fsdp__level="gradients"),
-        Chain("fsdp, pp", 2, fsdp=2, pp=2, fsdp__level="optimizer"), Chain("ckpt, pp", 4, pp=2, **full),
+        Chain("pp", 4, pp=2, pp__layers="1, 3"), Chain("pp", 2, pp=3, pp__layers="1, 2, 1", **ZERO_BUBBLE),
+        Chain("pp", 2, pp=3, pp__layers="cost"), Chain("pp", 2, pp=1, **ZERO_BUBBLE),
+        Chain("tp, pp", 4, tp=2, pp=2), Chain("tp, pp", 2, tp=2, pp=2, **sp, **INTERLEAVED),
+        Chain("tp, pp", 3, tp=2, pp=2, **sp, **ZERO_BUBBLE),
+        Chain("dp, pp", 4, dp=2, pp=2), Chain("dp, pp", 4, dp=2, pp=2, **ZERO_BUBBLE),
+        Chain("dp, pp", 2, dp=2, pp=2, **INTERLEAVED),
+        Chain("fsdp, pp", 2, fsdp=2, pp=2), Chain("fsdp, pp", 4, fsdp=3, pp=2, fsdp__level="gradients", **ZERO_BUBBLE),
+        Chain("fsdp, pp", 2, fsdp=2, pp=2, fsdp__level="optimizer", **INTERLEAVED),
+        Chain("fsdp, pp", 4, fsdp=2, pp=2, **ZERO_BUBBLE), Chain("fsdp, pp", 3, fsdp=2, pp=2, **INTERLEAVED),
+        Chain("ckpt, pp", 4, pp=2, **full), Chain("ckpt, pp", 4, pp=2, **full, **ZERO_BUBBLE),
+        Chain("ckpt, pp", 4, pp=2, **INTERLEAVED),
         Chain("tp, dp, pp", 4, tp=2, dp=2, pp=2, **sp), Chain("ckpt, tp, fsdp, pp", 2, tp=2, fsdp=2, pp=2, **sp, **full),
+        Chain("ckpt, tp, fsdp, pp", 3, tp=2, fsdp=2, pp=2, **sp, **INTERLEAVED),
+        Chain("ckpt, tp, fsdp, pp", 3, tp=2, fsdp=2, pp=2, **sp, **ZERO_BUBBLE),
     ]
 
 
 def pipeline_suite():
     deep = {"data.batch": 24, "gpt.layers": 4}
     gpt2, llama = {**GPT2, **deep}, {**LLAMA, **deep, **MASKED}
-    few = [Chain("pp", 4, pp=2), Chain("tp, pp", 2, tp=2, pp=2), Chain("fsdp, pp", 2, fsdp=2, pp=2)]
+    few = [Chain("pp", 4, pp=2), Chain("tp, pp", 2, tp=2, pp=2, **INTERLEAVED), Chain("fsdp, pp", 2, fsdp=2, pp=2, **ZERO_BUBBLE)]
+    uneven = [Chain("pp", 6, pp=2, pp__chunks=3, **INTERLEAVED),
+              Chain("pp", 8, pp=3, **INTERLEAVED, pp__layers="1, 2, 1, 1, 1, 1"),
+              Chain("pp", 4, pp=3, **INTERLEAVED, pp__layers="cost"), Chain("pp", 2, pp=3, **INTERLEAVED)]
     return [
-        Group("gpt2, tied", {**gpt2, **TIED}, pipelines()), Group("llama, untied, masked targets", {**llama, **UNTIED}, pipelines()),
+        Group("gpt2, tied", {**gpt2, **TIED}, orders() + pipelines()),
+        Group("llama, untied, masked targets", {**llama, **UNTIED}, orders() + pipelines()),
         Group("gpt2, untied", {**gpt2, **UNTIED}, few), Group("llama, tied", {**llama, **TIED}, few),
+        Group("gpt2, tied, seven layers", {**gpt2, **TIED, "gpt.layers": 7}, uneven),
         Group("gpt2, tied, validation and sample", {**gpt2, **TIED, **PRINTED}, few),
-        Group("gpt2, tied, bf16", {**gpt2, **TIED, **BF16}, few, precision="bf16"),
+        *(Group(f"{name}, tied, bf16", {**model, **TIED, **BF16}, few, precision="bf16")
+          for name, model in (("gpt2", gpt2), ("llama", llama))),
         Group("gpt2, dropout", {**gpt2, **TIED, "gpt.dropout": 0.2}, [Chain("pp", pp=2), Chain("tp, pp", tp=2, pp=4)]),
         Group("llama, SGD", {**llama, **UNTIED, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, few),
     ]

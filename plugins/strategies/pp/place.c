@@ -5,7 +5,7 @@
  * used. The few values that all stages need are made by ops that all run (stage -1) from
  *     the norm     sumsq of each stage's gradients, then stage_sum
  *     outputs      broadcast from the stage that makes them
- * A param that two stages use (tied embeddings) gets a second copy: tied.c.
+ * A param that two ranks use (tied embeddings) gets a second copy: tied.c.
  */
 #include "pp.h"
 
@@ -15,7 +15,7 @@
 static int32_t stage_of_layer(const struct staging *s, int32_t layer)
 {
     int32_t stage = 0;
-    while (stage + 1 < s->size && layer >= s->first[stage + 1])
+    while (stage + 1 < s->stages && layer >= s->first[stage + 1])
         stage++;
     return stage;
 }
@@ -61,23 +61,46 @@ static int32_t stage_of_compute(struct staging *s, const struct tn_op_info *op)
         return stage_of_layer(s, op->layer);
     }
     if (op->region == TN_REGION_FORWARD)
-        return s->seen_layer ? s->size - 1 : 0;
+        return s->seen_layer ? s->stages - 1 : 0;
     if (op->source)
         return s->stage[op->source];
     for (uint32_t i = 0; i < op->n_in; i++)
         if (op->in[i] && pp_stage_of_value(s, op->in[i]) >= 0)
             return pp_stage_of_value(s, op->in[i]);
-    return s->size - 1;
+    return s->stages - 1;
 }
 
 static void place_compute(struct staging *s)
 {
+    s->seen_layer = 0;
     for (tn_op op = s->pp->read->op_next(s->program, 0); op; op = s->pp->read->op_next(s->program, op)) {
         struct tn_op_info info;
         pp_op(s->pp, s->program, op, &info);
         if (info.region == TN_REGION_FORWARD || info.region == TN_REGION_BACKWARD)
             pp_set_stage(s, op, stage_of_compute(s, &info));
     }
+}
+
+/* FLOPs of each layer, and of what stands before the first and behind the last; then the cut of these. */
+static tn_status cut_by_cost(struct staging *s)
+{
+    const struct tn_host *host = s->pp->host;
+    double *cost = host->alloc(host, (uint64_t)s->layers * sizeof *cost), before = 0, after = 0;
+    if (!cost)
+        return TN_NO_MEMORY;
+    memset(cost, 0, (size_t)s->layers * sizeof *cost);
+    for (tn_op op = s->pp->read->op_next(s->program, 0); op; op = s->pp->read->op_next(s->program, op)) {
+        struct tn_op_info info;
+        double flops, bytes;
+        pp_op(s->pp, s->program, op, &info);
+        if (info.region != TN_REGION_FORWARD && info.region != TN_REGION_BACKWARD)
+            continue;
+        s->pp->read->op_cost(s->program, op, &flops, &bytes);
+        *(info.layer >= 0 ? &cost[info.layer] : s->stage[op] == 0 ? &before : &after) += flops;
+    }
+    tn_status status = pp_cut_by_cost(host, cost, s->layers, before, after, s->stages, s->first);
+    host->release(host, cost);
+    return status;
 }
 
 /* Casts and updates are with their param; what is left is made everywhere, or by a stage's values. */
@@ -100,27 +123,41 @@ static void place_rest(struct staging *s)
     }
 }
 
-/* The norm's sum over all gradients becomes one sum a stage and their sum. */
-static void split_norm(struct staging *s, tn_op op)
+/* sumsq of those of op's inputs that ops of the rank's stages make; 0 if there are none. group: room for all inputs. */
+static tn_value sum_of_rank(struct staging *s, tn_op op, int32_t rank, tn_value *group)
 {
     const struct tn_program_edit_api *edit = s->pp->edit;
     struct tn_op_info info;
-    tn_value terms[PP_MOST_STAGES], group[4096];
-    char name[256];
+    char name[64];
+    uint32_t n = 0;
     pp_op(s->pp, s->program, op, &info);
-    edit->insert_before(s->program, op);
+    for (uint32_t i = 0; i < info.n_in; i++)
+        if (pp_same_rank(s, pp_stage_of_value(s, info.in[i]), rank))
+            group[n++] = info.in[i];
+    if (n == 0)
+        return 0;
+    edit->at(s->program, TN_REGION_STEP, -1, rank);
+    snprintf(name, sizeof name, "grad.sumsq.stage%d", rank);
+    return edit->op(s->program, TN_OP_SUMSQ, name, group, n, NULL, 0);
+}
+
+/* The norm's sum over all gradients becomes one sum a rank and their sum. */
+static tn_status split_norm(struct staging *s, tn_op op)
+{
+    const struct tn_host *host = s->pp->host;
+    const struct tn_program_edit_api *edit = s->pp->edit;
+    struct tn_op_info info;
     uint32_t n_terms = 0;
-    for (int32_t stage = 0; stage < s->size && stage < PP_MOST_STAGES; stage++) {
-        uint32_t n = 0;
-        pp_op(s->pp, s->program, op, &info);
-        for (uint32_t i = 0; i < info.n_in && n < sizeof group / sizeof *group; i++)
-            if (pp_stage_of_value(s, info.in[i]) == stage)
-                group[n++] = info.in[i];
-        if (n == 0)
-            continue;
-        edit->at(s->program, TN_REGION_STEP, -1, stage);
-        snprintf(name, sizeof name, "grad.sumsq.stage%d", stage);
-        terms[n_terms++] = edit->op(s->program, TN_OP_SUMSQ, name, group, n, NULL, 0);
+    pp_op(s->pp, s->program, op, &info);
+    tn_value *group = host->alloc(host, ((uint64_t)info.n_in + (uint64_t)s->ranks) * sizeof *group);
+    if (!group)
+        return TN_NO_MEMORY;
+    tn_value *terms = group + info.n_in;
+    edit->insert_before(s->program, op);
+    for (int32_t rank = 0; rank < s->ranks; rank++) {
+        tn_value term = sum_of_rank(s, op, rank, group);
+        if (term)
+            terms[n_terms++] = term;
     }
     const struct tn_attr axis = TN_ATTR_I("axis", s->axis);
     edit->at(s->program, TN_REGION_STEP, -1, PP_ALL);
@@ -129,6 +166,8 @@ static void split_norm(struct staging *s, tn_op op)
     pp_op(s->pp, s->program, op, &info);
     edit->replace_uses(s->program, info.out[0], sum, 0);
     edit->op_remove(s->program, op);
+    host->release(host, group);
+    return TN_OK;
 }
 
 /* What the host reads is broadcast from the stage that makes it. */
@@ -140,7 +179,7 @@ static void share_output(struct staging *s, tn_op op, tn_value v)
     char name[256];
     pp_op(s->pp, s->program, op, &info);
     pp_value(s->pp, s->program, v, &out);
-    const struct tn_attr attrs[] = {TN_ATTR_I("axis", s->axis), TN_ATTR_I("root", s->stage[op])};
+    const struct tn_attr attrs[] = {TN_ATTR_I("axis", s->axis), TN_ATTR_I("root", s->stage[op] % s->ranks)};
     edit->at(s->program, info.region, info.layer, PP_ALL);
     edit->insert_before(s->program, s->pp->read->op_next(s->program, op));
     snprintf(name, sizeof name, "%.240s.shared", out.name);
@@ -150,15 +189,18 @@ static void share_output(struct staging *s, tn_op op, tn_value v)
     edit->clear_flags(s->program, v, TN_VALUE_OUTPUT);
 }
 
-static void share(struct staging *s)
+static tn_status share(struct staging *s)
 {
+    tn_status status = TN_OK;
     const struct tn_program_api *read = s->pp->read;
     for (tn_op op = read->op_next(s->program, 0), next; op; op = next) {
         struct tn_op_info info;
         next = read->op_next(s->program, op);
         pp_op(s->pp, s->program, op, &info);
         if (info.opcode == TN_OP_SUMSQ) {
-            split_norm(s, op);
+            status = split_norm(s, op);
+            if (status != TN_OK)
+                break;
             continue;
         }
         for (uint32_t i = 0; s->stage[op] >= 0 && i < info.n_out; i++) {
@@ -169,13 +211,29 @@ static void share(struct staging *s)
                 share_output(s, op, info.out[i]);
         }
     }
+    return status;
+}
+
+static tn_status place_all(struct staging *s)
+{
+    place_compute(s);
+    if (pp_is_by_cost(s->pp)) {
+        tn_status status = cut_by_cost(s);
+        if (status != TN_OK)
+            return status;
+        place_compute(s);
+    }
+    pp_copy_tied(s);
+    place_rest(s);
+    return share(s);
 }
 
 tn_status pp_place(void *self, struct tn_program *program)
 {
     const struct pp *pp = self;
     const struct tn_program_api *read = pp->read;
-    int32_t axis = read->axis_find(program, "pp");
+    int32_t axis = read->axis_find(program, "pp"), stages = pp_stages(pp, pp->size);
+    int64_t layers = pp->facts->get(pp->host, "layers", 0);
     if (axis < 0)
         return pp->host->fail(pp->host, TN_ERROR, "the mesh has no axis pp");
     if (read->axis_size(program, axis) == 1)
@@ -187,22 +245,15 @@ tn_status pp_place(void *self, struct tn_program *program)
         values = v;
     struct staging *s = pp->host->alloc(pp->host, sizeof *s);
     int32_t *stage = pp->host->alloc(pp->host, ((uint64_t)last + 4 * values + 1) * sizeof *stage) /* copies add a few ops a param */;
-    tn_status status = TN_OK;
-    if (s && stage && pp_cut(pp, pp->size, pp->facts->get(pp->host, "layers", 0), s->first)) {
-        s->pp = pp;
-        s->program = program;
-        s->axis = axis;
-        s->size = pp->size;
-        s->stage = stage;
-        s->seen_layer = 0;
-        place_compute(s);
-        pp_copy_tied(s);
-        place_rest(s);
-        share(s);
-    } else {
-        status = pp->host->fail(pp->host, TN_ERROR, "no memory, or the layers do not add up");
+    tn_status status = s && stage ? TN_OK : TN_NO_MEMORY;
+    if (status == TN_OK) {
+        *s = (struct staging){.pp = pp, .program = program, .axis = axis, .ranks = pp->size, .stages = stages,
+                              .layers = (int32_t)layers, .stage = stage};
+        status = pp_cut(pp, stages, layers, s->first) ? place_all(s) : TN_INVALID;
     }
     pp->host->release(pp->host, stage);
     pp->host->release(pp->host, s);
-    return status;
+    if (status != TN_OK)
+        return pp->host->fail(pp->host, status, status == TN_INVALID ? "the layers do not add up" : "no memory for the stages");
+    return TN_OK;
 }

@@ -1,22 +1,25 @@
 /* pp: pipeline parallelism. Each rank of the axis runs the layers of one stage, micro-batch after micro-batch.
  *
- * place.c gives every op its stage; lower.c sends across the cuts; this file has the options, the cut of the layers
- * and the order of micro-batches: gpipe (Huang et al. 2019) or 1f1b (Narayanan et al. 2019). */
+ * cut.c says which layers each stage has, place.c gives every op its stage, tied.c copies shared params; lower.c sends
+ * across the cuts, weight.c puts weight gradients off; order.c is the order of micro-batches. This file has the options. */
 #include "pp.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-static const char *const schedules[] = {"gpipe", "1f1b", NULL};
+static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zero-bubble", NULL};
 
 static const struct tn_option options[] = {
     {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1024, NULL,
      "Stages, one a rank; auto: all ranks that other strategies leave."},
     {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "layers", NULL, 0, 0, NULL,
-     "Layers of each stage (7, 9, 9, 7); empty: as even as can be, the first stages with the rest."},
+     "Layers of each stage (7, 9, 9, 7); cost: stages of equal FLOPs, embedding and head counted; empty: equal numbers, the "
+     "first stages with the rest."},
     {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "schedule", "1f1b", 0, 0, schedules,
-     "gpipe: all forward, then all backward; 1f1b: as few micro-batches in flight as there are stages ahead."},
+     "gpipe: all forward, then all backward; 1f1b: as few micro-batches in flight as there are stages ahead; interleaved: 1f1b, "
+     "each rank with several stages; zero-bubble: 1f1b, weight gradients later, where ranks would wait."},
+    {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "chunks", "auto", 1, PP_MOST_CHUNKS, NULL,
+     "Stages of each rank with schedule = interleaved: rank r of n has stages r, r + n, ..; auto: 2."},
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -24,8 +27,8 @@ static tn_status create(const struct tn_host *host, void **self)
     const struct tn_facts_api *facts = host->get_api(host, "tn.facts/1");
     const struct tn_program_api *read = host->get_api(host, "tn.program/1");
     const struct tn_program_edit_api *edit = host->get_api(host, "tn.program_edit/1");
-    if (!facts || !read || !edit || !TN_HAS(edit, set_kind))
-        return host->fail(host, TN_UNSUPPORTED, "pp needs a host with tn.facts/1, tn.program/1 and tn.program_edit/1 with set_kind");
+    if (!facts || !read || !edit || !TN_HAS(edit, set_kind) || !TN_HAS(read, op_cost))
+        return host->fail(host, TN_UNSUPPORTED, "pp needs a host with tn.facts/1, tn.program/1 with op_cost and tn.program_edit/1 with set_kind");
     struct pp *pp = host->alloc(host, sizeof *pp);
     if (!pp)
         return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
@@ -35,6 +38,7 @@ static tn_status create(const struct tn_host *host, void **self)
     pp->read = read;
     pp->edit = edit;
     pp->schedule = (int)host->get_int(host, "schedule");
+    pp->chunks = (int32_t)host->get_int(host, "chunks");
     pp->n_layers = host->get_list(host, "layers", &pp->layers);
     *self = pp;
     return TN_OK;
@@ -57,18 +61,16 @@ static tn_status axes(void *self, int32_t size, struct tn_axis *out, int32_t cap
     return TN_OK;
 }
 
-int pp_cut(const struct pp *pp, int32_t size, int64_t layers, int32_t *first)
+static void check_chunks(const struct pp *pp)
 {
-    first[0] = 0;
-    for (int32_t stage = 0; stage < size; stage++) {
-        int64_t count = layers / size + (stage < layers % size);
-        if (pp->n_layers > 0)
-            count = stage < (int32_t)pp->n_layers ? strtoll(pp->layers[stage], NULL, 10) : 0;
-        if (count < 1 || first[stage] + count > layers)
-            return 0;
-        first[stage + 1] = first[stage] + (int32_t)count;
+    const struct tn_host *host = pp->host;
+    char what[160];
+    if (pp->schedule == PP_INTERLEAVED && pp->chunks == 1)
+        host->problem(host, "chunks", "1 chunk a rank is nothing to interleave", "use 2 or more, or schedule = 1f1b");
+    if (pp->schedule != PP_INTERLEAVED && pp->chunks > 1) {
+        snprintf(what, sizeof what, "%d chunks a rank, but schedule = %s runs one", pp->chunks, schedules[pp->schedule]);
+        host->problem(host, "chunks", what, "leave it out, or use schedule = interleaved");
     }
-    return first[size] == layers && (pp->n_layers == 0 || (int32_t)pp->n_layers == size);
 }
 
 static tn_status check(void *self, int32_t size)
@@ -76,46 +78,23 @@ static tn_status check(void *self, int32_t size)
     const struct pp *pp = self;
     const struct tn_host *host = pp->host;
     int64_t layers = pp->facts->get(host, "layers", 0);
-    int32_t first[PP_MOST_LAYERS + 1];
+    int32_t first[PP_MOST_LAYERS + 1], stages = pp_stages(pp, size);
     char what[160], fix[160];
+    check_chunks(pp);
     if (layers <= 0 || layers > PP_MOST_LAYERS)
         return TN_OK; /* the model says so */
-    if (size > layers) {
-        snprintf(what, sizeof what, "%d stages for %lld layers leave some without any", size, (long long)layers);
-        snprintf(fix, sizeof fix, "use at most %lld", (long long)layers);
+    if (stages > layers) {
+        snprintf(what, sizeof what, "%d ranks with %d stages each are %d stages, for %lld layers: some would have none", size,
+                 stages / size, stages, (long long)layers);
+        if (stages > size && size <= layers / 2)
+            snprintf(fix, sizeof fix, "use at most %lld, or chunks = %lld", (long long)layers * size / stages, (long long)layers / size);
+        else
+            snprintf(fix, sizeof fix, "use at most %lld%s", (long long)layers, stages > size ? " with schedule = 1f1b" : "");
         host->problem(host, "size", what, fix);
-    } else if (!pp_cut(pp, size, layers, first)) {
-        snprintf(what, sizeof what, "these are not %d numbers from 1 that add up to layers = %lld", size, (long long)layers);
-        host->problem(host, "layers", what, "give one a stage, or none for even stages");
+    } else if (!pp_cut(pp, stages, layers, first)) {
+        snprintf(what, sizeof what, "these are not %d numbers from 1 that add up to layers = %lld", stages, (long long)layers);
+        host->problem(host, "layers", what, "give one a stage, cost for stages of equal cost, or none for even ones");
     }
-    return TN_OK;
-}
-
-static void slot(struct tn_slot *slots, uint32_t cap, uint32_t *n, uint32_t region, int32_t stage, int32_t micro)
-{
-    if (*n < cap)
-        slots[*n] = (struct tn_slot){.struct_size = sizeof *slots, .region = region, .stage = stage, .micro = micro};
-    ++*n;
-}
-
-/* Warm-up forwards min(p - r - 1, m), then one forward, one backward, then what is left (1f1b); gpipe warms up with all. */
-static tn_status schedule(void *self, const struct tn_program *program, int32_t micro_batches, struct tn_slot *slots,
-                          uint32_t cap, uint32_t *n)
-{
-    const struct pp *pp = self;
-    int32_t stage = pp->read->axis_coord(program, pp->read->axis_find(program, "pp"));
-    int32_t ahead = pp->size - stage - 1, warm = ahead < micro_batches ? ahead : micro_batches;
-    if (pp->schedule == PP_GPIPE)
-        warm = micro_batches;
-    *n = 0;
-    for (int32_t m = 0; m < warm; m++)
-        slot(slots, cap, n, TN_REGION_FORWARD, stage, m);
-    for (int32_t m = warm; m < micro_batches; m++) {
-        slot(slots, cap, n, TN_REGION_FORWARD, stage, m);
-        slot(slots, cap, n, TN_REGION_BACKWARD, stage, m - warm);
-    }
-    for (int32_t m = micro_batches - warm; m < micro_batches; m++)
-        slot(slots, cap, n, TN_REGION_BACKWARD, stage, m);
     return TN_OK;
 }
 
@@ -127,7 +106,7 @@ static const struct tn_strategy table = {
     .check = check,
     .place = pp_place,
     .lower = pp_lower,
-    .schedule = schedule,
+    .schedule = pp_schedule,
 };
 
 /* It cuts what all others have made. */
@@ -140,7 +119,7 @@ static const struct tn_plugin plugin = {
     .kind = TN_PLUGIN_STRATEGY,
     .id = "pp",
     .version = "0.1.0",
-    .summary = "Pipeline parallelism: layers cut in stages, micro-batches in gpipe or 1f1b order.",
+    .summary = "Pipeline parallelism: layers cut in stages, micro-batches through them in one of four orders.",
     .build_info = "",
     .table = &table,
     .options = options,

@@ -1,6 +1,6 @@
-/* pp: params that two stages use (tied embeddings).
+/* pp: params that two ranks use (tied embeddings).
  *
- * The later stage gets a copy "w#1" with states of its own, and its gradients an accumulator of their own. Each stage
+ * The later one gets a copy "w#1" with states of its own, and its gradients an accumulator of their own. Each rank
  * adds both gradients, in the same order, so that the copies stay equal to the bit; lower.c sees them cross. The norm
  * counts the first copy's gradient alone.
  *
@@ -32,23 +32,48 @@ static tn_value copy_value(const struct tie *t, tn_value v, tn_value like)
     return copy;
 }
 
-/* Uses by ops of the copy's stage, and by a cast that only these use, become uses of the copy. */
+/* Uses of v by ops of the copy's rank, the step's not counted, become uses of `to`. */
+static void use_instead(const struct tie *t, tn_value v, tn_value to)
+{
+    const struct tn_program_api *read = t->s->pp->read;
+    for (tn_op user = read->user_next(t->s->program, v, 0); user; user = read->user_next(t->s->program, v, user)) {
+        struct tn_op_info info;
+        pp_op(t->s->pp, t->s->program, user, &info);
+        for (uint32_t i = 0; i < info.n_in; i++)
+            if (info.in[i] == v && (info.region == TN_REGION_FORWARD || info.region == TN_REGION_BACKWARD) &&
+                pp_same_rank(t->s, t->s->stage[user], t->copy_stage))
+                t->s->pp->edit->set_input(t->s->program, user, i, to);
+    }
+}
+
+/* Uses by ops of the copy's rank become uses of the copy, those of a cast of a second cast. */
 static void share_uses(const struct tie *t)
 {
     const struct tn_program_api *read = t->s->pp->read;
-    for (tn_op user = read->user_next(t->s->program, t->param, 0); user; user = read->user_next(t->s->program, t->param, user)) {
-        struct tn_op_info info;
+    const struct tn_program_edit_api *edit = t->s->pp->edit;
+    use_instead(t, t->param, t->copy);
+    for (tn_op user = read->user_next(t->s->program, t->param, 0), next; user; user = next) {
+        struct tn_op_info info, copied;
+        struct tn_value_info cast;
+        char name[256];
+        next = read->user_next(t->s->program, t->param, user);
         pp_op(t->s->pp, t->s->program, user, &info);
-        int32_t stage = t->s->stage[user], last;
-        if (info.region == TN_REGION_STEP)
+        if (info.region != TN_REGION_PROLOGUE)
             continue;
-        if (info.region == TN_REGION_PROLOGUE)
-            stage = pp_stage_of_param(t->s, info.out[0], &last);
-        for (uint32_t i = 0; stage == t->copy_stage && i < info.n_in; i++)
-            if (info.in[i] == t->param)
-                t->s->pp->edit->set_input(t->s->program, user, i, t->copy);
-        if (stage == t->copy_stage && info.region == TN_REGION_PROLOGUE)
-            t->s->pp->edit->set_kind(t->s->program, info.out[0], TN_KIND_ACTIVATION, t->copy);
+        pp_value(t->s->pp, t->s->program, info.out[0], &cast);
+        snprintf(name, sizeof name, "%.240s#1", cast.name);
+        edit->at(t->s->program, TN_REGION_PROLOGUE, info.layer, t->copy_stage);
+        edit->insert_before(t->s->program, read->op_next(t->s->program, user));
+        tn_op copy = edit->op_copy(t->s->program, user, name);
+        edit->insert_before(t->s->program, 0);
+        edit->set_input(t->s->program, copy, 0, t->copy);
+        pp_set_stage(t->s, copy, t->copy_stage);
+        pp_op(t->s->pp, t->s->program, user, &info);
+        pp_op(t->s->pp, t->s->program, copy, &copied);
+        edit->set_kind(t->s->program, copied.out[0], cast.kind, t->copy);
+        use_instead(t, info.out[0], copied.out[0]);
+        if (!read->user_next(t->s->program, info.out[0], 0))
+            edit->op_remove(t->s->program, user);
     }
 }
 
@@ -78,7 +103,7 @@ static void share_gradient(struct tie *t, tn_value acc)
         pp_op(t->s->pp, t->s->program, op, &info);
         if (!accumulates(t, &info, &at))
             continue;
-        int later = t->s->stage[op] == t->copy_stage;
+        int later = pp_same_rank(t->s, t->s->stage[op], t->copy_stage);
         edit->set_input(t->s->program, op, at, later ? t->copy_sum : t->sum);
         for (uint32_t i = 0; i < info.n_out; i++) {
             struct tn_value_info out;
@@ -172,6 +197,25 @@ static void share_step(const struct tie *t)
     }
 }
 
+/* What lies between the first and the last user has no copy of its own. */
+static int only_two(const struct tie *t)
+{
+    const struct tn_program_api *read = t->s->pp->read;
+    for (tn_op user = read->user_next(t->s->program, t->param, 0); user; user = read->user_next(t->s->program, t->param, user)) {
+        struct tn_op_info info;
+        pp_op(t->s->pp, t->s->program, user, &info);
+        int32_t stage = t->s->stage[user];
+        if (info.region != TN_REGION_FORWARD || pp_same_rank(t->s, stage, t->stage) || pp_same_rank(t->s, stage, t->copy_stage))
+            continue;
+        struct tn_value_info param;
+        pp_value(t->s->pp, t->s->program, t->param, &param);
+        t->s->pp->edit->error(t->s->program, user, "stages %d, %d and %d use param %s; pp can share one between two ranks",
+                              t->stage, stage, t->copy_stage, param.name);
+        return 0;
+    }
+    return 1;
+}
+
 static tn_value accumulator_of(const struct staging *s, tn_value param)
 {
     for (tn_value v = s->pp->read->value_next(s->program, 0); v; v = s->pp->read->value_next(s->program, v)) {
@@ -195,7 +239,7 @@ void pp_copy_tied(struct staging *s)
         if (info.kind != TN_KIND_PARAM || info.def)
             continue;
         t.stage = pp_stage_of_param(s, v, &t.copy_stage);
-        if (t.stage == t.copy_stage)
+        if (t.stage < 0 || pp_same_rank(s, t.stage, t.copy_stage) || !only_two(&t))
             continue;
         t.copy = copy_value(&t, v, 0);
         share_uses(&t);
