@@ -19,6 +19,7 @@ static const struct {
     { "dump", tenon_dump_main, "print the program after a stage" },
     { "plugin", tenon_plugin_main, "list plugins, or inspect one" },
     { "data", tenon_data_main, "pack text into token files" },
+    { "bench", tenon_bench_main, "measure collectives and messages, backends side by side" },
     { "version", tenon_version_main, "print the versions of Tenon and of its ABI" },
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };

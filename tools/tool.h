@@ -34,6 +34,7 @@ int tenon_check_main(int argc, char **argv);
 int tenon_dump_main(int argc, char **argv);
 int tenon_plugin_main(int argc, char **argv);
 int tenon_data_main(int argc, char **argv);
+int tenon_bench_main(int argc, char **argv);
 int tenon_version_main(int argc, char **argv);
 
 #endif

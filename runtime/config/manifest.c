@@ -383,9 +383,10 @@ void tn_manifest_init(struct tn_manifest *m, const char *path, const char *const
 {
     *m = (struct tn_manifest){ 0 };
     tn_arena_init(&m->arena);
-    m->path = tn_arena_strdup(&m->arena, path);
-    m->folder = folder_of(m, path);
-    parse_file(m, diag);
+    m->path = path ? tn_arena_strdup(&m->arena, path) : NULL;
+    m->folder = path ? folder_of(m, path) : NULL;
+    if (path)
+        parse_file(m, diag);
     for (size_t i = 0; i < n_overrides; i++)
         apply_override(m, overrides[i], diag);
     m->hash = hash_entries(m);

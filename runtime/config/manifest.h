@@ -34,8 +34,8 @@ struct tn_manifest {
     uint64_t hash;               /* of all entries, for the ranks' comparison */
 };
 
-/* Reads `path` and applies `overrides` ("section.key=value"; of two for one key the later holds). Problems go to
- * diag; the manifest is usable (and must be finished) in any case. */
+/* Reads `path` (NULL: no file, all comes from the overrides) and applies `overrides` ("section.key=value"; of two for
+ * one key the later holds). Problems go to diag; the manifest is usable (and must be finished) in any case. */
 void tn_manifest_init(struct tn_manifest *m, const char *path, const char *const *overrides, size_t n_overrides,
                       struct tn_diag *diag);
 void tn_manifest_finish(struct tn_manifest *m);

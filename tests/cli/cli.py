@@ -20,7 +20,7 @@ from tenon_job import JobTest, layout, settings  # noqa: E402
 TENON, VERIFY_RUN = map(os.path.abspath, sys.argv[1:3])
 del sys.argv[1:3]
 
-COMMANDS = ("run", "check", "dump", "plugin", "data", "version")
+COMMANDS = ("run", "check", "dump", "plugin", "data", "bench", "version")
 GPT2 = settings(gpt={"family": "gpt2", "kv_heads": "auto"})
 
 
