@@ -37,6 +37,7 @@ static tn_status __attribute__((format(printf, 2, 3))) refuse(struct source *sou
     va_start(args, fmt);
     vsnprintf(source->error, sizeof source->error, fmt, args);
     va_end(args);
+    tn_safetensors_printable(source->error);
     return TN_INVALID;
 }
 

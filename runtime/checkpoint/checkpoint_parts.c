@@ -2,7 +2,8 @@
  *
  * The list of tensors is made from the program before it is scheduled, which is the same on all ranks; the parts are
  * the params and states of the flat one, found again by name. A value that the model stores as a slice of a larger
- * tensor (GPT-2's c_attn) is a part of that tensor, and its optimizer states are sliced alike. */
+ * tensor (GPT-2's c_attn) is a part of that tensor, and its optimizer states are sliced alike. Further copies of a value
+ * (w#1, of stages that share w) are parts of the same tensor. */
 #include "checkpoint/checkpoint_parts.h"
 
 #include <string.h>
@@ -21,18 +22,24 @@ static const struct tn_value_data *param_of(const struct tn_program *p, tn_value
     return value->kind == TN_KIND_STATE && value->like ? &p->values[value->like] : value;
 }
 
+/* The name of the value that it is a copy of. */
+static const char *copied_name(struct tn_stored *stored, const char *name)
+{
+    return strchr(name, '#') ? tn_arena_printf(&stored->arena, "%.*s", (int)strcspn(name, "#"), name) : name;
+}
+
 /* The tensor that `v` is stored in. States: the param's, with what their own name adds to the param's. */
 static struct tn_stored_tensor tensor_of(struct tn_stored *stored, const struct tn_program *p, tn_value v)
 {
     const struct tn_value_data *value = &p->values[v], *param = param_of(p, v);
-    struct tn_stored_tensor t = { .name = value->name, .rank = value->rank };
+    struct tn_stored_tensor t = { .name = copied_name(stored, value->name), .rank = value->rank };
     t.file = value->kind == TN_KIND_STATE ? TN_CHECKPOINT_OPTIMIZER : TN_CHECKPOINT_MODEL;
     memcpy(t.shape, value->shape, sizeof t.shape);
     if (!param->stored.name)
         return t;
-    size_t length = strlen(param->name);
-    int named_after = strncmp(value->name, param->name, length) == 0;
-    const char *added = named_after ? value->name + length : value->name;
+    size_t length = strcspn(param->name, "#");
+    int named_after = strncmp(t.name, param->name, length) == 0;
+    const char *added = named_after ? t.name + length : t.name;
     t.name = tn_arena_printf(&stored->arena, "%s%s", param->stored.name, added);
     t.shape[param->stored.dim] = param->stored.full;
     return t;

@@ -128,8 +128,8 @@ static tn_status choose_writers(struct tn_checkpoint *c)
         int32_t holder = 0, me = c->of.rank ? c->of.rank->rank : 0;
         if (some_alone)
             holder = -(int32_t)c->of.most(c->of.ctx, here ? (float)-me : -16777216.0f, &status);
-        if (here && status == TN_OK)
-            c->writes[part] = (unsigned char)writes_part(c, part, holder);
+        if (here && status == TN_OK) /* a copy, w#1, is as w is, which some rank holds */
+            c->writes[part] = !strchr(value->name, '#') && writes_part(c, part, holder);
         part += (uint32_t)here;
     }
     return status;

@@ -40,6 +40,13 @@ struct report {
     size_t bytes;
 };
 
+void tn_safetensors_printable(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7f)
+            *text = '?';
+}
+
 static tn_status __attribute__((format(printf, 3, 4))) refuse(const struct report *r, tn_status status,
                                                               const char *fmt, ...)
 {
@@ -48,6 +55,7 @@ static tn_status __attribute__((format(printf, 3, 4))) refuse(const struct repor
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
+    tn_safetensors_printable(text);
     snprintf(r->error, r->bytes, "%s: %s", r->path, text);
     return status;
 }

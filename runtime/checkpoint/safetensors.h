@@ -38,6 +38,8 @@ const char *tn_safetensors_metadata(const struct tn_safetensors *file, const cha
 /* Copies `bytes` bytes of the tensor's data, from byte `start` of it. */
 tn_status tn_safetensors_read(const struct tn_safetensors *file, const struct tn_safetensors_entry *entry,
                               uint64_t start, uint64_t bytes, void *to, char *error, size_t error_bytes);
+/* Control characters become '?': names come from files, and messages go to terminals. */
+void tn_safetensors_printable(char *text);
 
 /* A tensor to write. */
 struct tn_safetensors_item {

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,10 +81,11 @@ class Resume(CheckpointTest):
         self.check_same_layout(*chain(tp=2, fsdp=2), *GPT2, *other)
 
     def check_other_layouts(self, *model):
-        """tp 2 -> dp 2 -> fsdp 3 -> one rank, two steps each, beside one rank throughout."""
-        self.train("whole", 8, *model, metrics="whole.jsonl")
+        """From layout to layout, two steps each, beside one rank throughout."""
+        layouts = (chain(tp=2), chain(fsdp=2, pp=2), chain(dp=2), chain(fsdp=3), chain(tp=2, fsdp=2, dp=2), [])
+        self.train("whole", 2 * len(layouts), *model, metrics="whole.jsonl")
         whole = self.losses("whole.jsonl")
-        for steps, layout in ((2, chain(tp=2)), (4, chain(dp=2)), (6, chain(fsdp=3)), (8, [])):
+        for steps, layout in zip(range(2, 2 * len(layouts) + 1, 2), layouts):
             self.train("parts", steps, *model, *layout)
             for step, (loss, norm, rate) in self.losses().items():
                 self.assertAlmostEqual(loss / whole[step][0], 1, delta=2e-5, msg="loss of step %d" % step)
@@ -97,13 +99,41 @@ class Resume(CheckpointTest):
     def test_gpt2_in_other_layouts(self):
         self.check_other_layouts(*GPT2)
 
+    def test_pp_with_a_tied_embedding_to_the_bit(self):
+        """Both stages hold it; the files have it once."""
+        self.check_same_layout(*chain(fsdp=2, pp=2), *GPT2)
+
     def test_every_layout_writes_the_same_start(self):
         """Parameters that no step has changed are the same files from every layout."""
         still = settings(optimizer={"lr": 0})
         self.train("one", 1, *still, *GPT2)
-        for name, layout in (("tp", chain(tp=2)), ("fsdp", chain(fsdp=3)), ("both", chain(tp=2, dp=2))):
+        for name, layout in (("tp", chain(tp=2)), ("fsdp", chain(fsdp=3)), ("both", chain(tp=2, dp=2)),
+                             ("pp", chain(pp=2))):
             self.train(name, 1, *still, *GPT2, *layout)
             self.assertEqual(self.tensors("one"), self.tensors(name), name)
+
+    def test_skipped_steps_stay_counted(self):
+        """Adam's bias correction counts applied steps, so that a step that was skipped changes the next one."""
+        def state(change=None):
+            with open(self.path("run/latest/state.json"), "r+", encoding="utf-8") as file:
+                found = json.load(file)
+                if change:
+                    found.update(change)
+                    file.seek(0)
+                    file.truncate()
+                    json.dump(found, file)
+            return {key: found[key] for key in ("step", "applied", "skipped", "skipped_in_row")}
+        self.train("run", 2)
+        state({"applied": 1, "skipped": 1, "skipped_in_row": 1})
+        shutil.copytree(self.path("run"), self.path("other"), symlinks=True)
+        self.train("run", 3, *chain(dp=2))
+        self.assertEqual(state(), {"step": 3, "applied": 2, "skipped": 1, "skipped_in_row": 0})
+        one = self.tensors("run")
+        shutil.rmtree(self.path("run"))
+        shutil.move(self.path("other"), self.path("run"))
+        state({"applied": 2, "skipped": 0, "skipped_in_row": 0})
+        self.train("run", 3, *chain(dp=2))
+        self.assertNotEqual(one, self.tensors("run"))
 
     def test_a_finished_run_is_not_run_again(self):
         self.train("done", 2)
@@ -470,6 +500,42 @@ class Load(CheckpointTest):
                     wanted = expected[name.replace("transformer.", "", 1)]
                     self.assertTrue(value[1] == wanted[1] and floats(value) == floats(wanted), name + " as " + dtype)
 
+    def check_hugging_face(self, names, options):
+        """All three dtypes, in one file and in two with an index, into two layouts. `names`: what the files must have."""
+        words = settings(gpt=options)
+        tensors = self.source(*words)
+        self.assertLessEqual(set(names), set(tensors))
+        for dtype, layout in (("F32", chain(tp=2)), ("BF16", chain(fsdp=3)), ("F16", [])):
+            stored = {name: convert(value, dtype) for name, value in tensors.items()}
+            folder = "hf-" + dtype
+            os.mkdir(self.path(folder))
+            half = list(stored)[::2]
+            parts = {"model.safetensors": list(stored)} if dtype == "BF16" else {
+                "model-00001-of-00002.safetensors": half,
+                "model-00002-of-00002.safetensors": [name for name in stored if name not in half]}
+            for file, held in parts.items():
+                write_tensors(self.path(folder + "/" + file), {name: stored[name] for name in held})
+            if len(parts) > 1:
+                index = {"metadata": {"total_size": 1},
+                         "weight_map": {name: file for file, held in parts.items() for name in held}}
+                self.write(folder + "/model.safetensors.index.json", json.dumps(index))
+            self.start_from(folder, *words, *layout)
+            for name, value in self.tensors("loaded").items():
+                self.assertEqual((value[1], floats(value)), (stored[name][1], floats(stored[name])), name + " as " + dtype)
+
+    def test_qwen2(self):
+        self.check_hugging_face(["model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.bias",
+                                 "model.layers.0.self_attn.v_proj.bias", "model.norm.weight"],
+                                {"qkv_bias": "true", "tied": "true"})
+
+    def test_qwen3(self):
+        self.check_hugging_face(["lm_head.weight", "model.layers.1.self_attn.q_norm.weight",
+                                 "model.layers.0.self_attn.k_norm.weight", "model.layers.1.mlp.gate_proj.weight"],
+                                {"qk_norm": "true", "head_dim": 24})
+
+    def test_llama_in_three_precisions(self):
+        self.check_hugging_face(["lm_head.weight", "model.layers.1.post_attention_layernorm.weight"], {})
+
     def test_sharded_llama(self):
         tensors = self.source()
         os.mkdir(self.path("hf"))
@@ -500,6 +566,7 @@ class Load(CheckpointTest):
         dtype, shape, raw = tensors[name]
         attempt(lambda t: t.pop(name), "tensor %s is missing" % name)
         attempt(lambda t: t.update(odd=t[name]), "this model has no tensor odd")
+        attempt(lambda t: t.update({"\33[2J": t[name]}), r"this model has no tensor \?\[2J")
         attempt(lambda t: t.update({name: (dtype, shape[::-1], raw)}),
                 r"tensor %s has shape \[96, 64\]; this model has \[64, 96\]" % name)
         attempt(lambda t: t.update({"lm_head.weight": ("F32", [256, 64], b"\1" * 65536)}),

@@ -90,7 +90,14 @@ static void mutate(struct input *input, const struct input *other)
                                         "ms",
                                         "h",
                                         "0x10",
-                                        "%s%n" };
+                                        "%s%n",
+                                        "\x1e",
+                                        "{",
+                                        "}",
+                                        "\"a\":",
+                                        "\"shape\":[2]",
+                                        "\"F32\"",
+                                        "\\u0000" };
     uint8_t byte = (uint8_t)draw(256), copied[64];
     size_t at = draw((uint32_t)input->size + 1), length = 1 + draw(sizeof copied);
     const char *word = words[draw(sizeof words / sizeof *words)];
