@@ -6,12 +6,15 @@
 #include "base/buf.h"
 #include "job.h"
 #include "program/program_text.h"
+#include "timeline.h"
 #include "tool.h"
 
 static void usage(FILE *out)
 {
-    fprintf(out, "usage: tenon dump JOB.ini --after STAGE [--rank R] [--eval] [-n RANKS] [--set S.KEY=VALUE]...\n\n"
+    fprintf(out, "usage: tenon dump JOB.ini --after STAGE [--format F] [--rank R] [--eval] [-n RANKS] [--set S.KEY=VALUE]...\n\n"
                  "STAGE: model, grad, place:NAME, resolve, lower:NAME, lower (after all, and fused), schedule, bound\n"
+                 "  --format timeline  after schedule: what each stage of the pipeline does when, drawn as text, and how much of\n"
+                 "                     the time ranks wait; timeline-svg: as a picture; program (default): the program\n"
                  "  --rank R  compile for rank R (default 0)\n"
                  "  --eval    the validation program instead of the training program\n");
 }
@@ -53,9 +56,24 @@ static int after(void *ctx, const char *stage, const struct tn_program *p, const
 struct dump_args {
     struct tool_args common;
     const char *stage;
-    int mode;
+    int mode, format;
     int32_t rank;
 };
+
+enum { FORMAT_PROGRAM, FORMAT_TIMELINE, FORMAT_SVG };
+
+static int read_format(const char *text, int *format)
+{
+    static const char *const names[] = { "program", "timeline", "timeline-svg" };
+    for (int i = 0; text && i < 3; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *format = i;
+            return 1;
+        }
+    if (text)
+        fprintf(stderr, "tenon: --format %s: no such format; there are program, timeline and timeline-svg\n", text);
+    return -1;
+}
 
 static int read_rank(const char *text, int32_t *rank)
 {
@@ -81,16 +99,23 @@ static int parse(struct dump_args *args, int argc, char **argv)
             return TOOL_DONE;
         } else if (strcmp(argv[i], "--after") == 0)
             taken = (args->stage = tool_value(argc, argv, &i)) ? 1 : -1;
+        else if (strcmp(argv[i], "--format") == 0)
+            taken = read_format(tool_value(argc, argv, &i), &args->format);
         else if (strcmp(argv[i], "--rank") == 0)
             taken = read_rank(tool_value(argc, argv, &i), &args->rank);
         else if (strcmp(argv[i], "--eval") == 0)
             args->mode = TN_PROGRAM_EVAL;
         else if ((taken = tool_arg(&args->common, argc, argv, &i)) == 0)
-            return tool_unknown("dump", argv[i], (const char *[]){ "--after", "--rank", "--eval", NULL });
+            return tool_unknown("dump", argv[i], (const char *[]){ "--after", "--format", "--rank", "--eval", NULL });
         if (taken < 0)
             return TOOL_USAGE;
     }
-    if (args->common.manifest && args->stage)
+    int draws = args->format != FORMAT_PROGRAM;
+    if (draws && args->stage && strcmp(args->stage, "schedule") != 0) {
+        fprintf(stderr, "tenon dump: a timeline is of the program after schedule, not after %s\n", args->stage);
+        return TOOL_USAGE;
+    }
+    if (args->common.manifest && (args->stage || draws))
         return -1;
     usage(stderr);
     return TOOL_USAGE;
@@ -122,6 +147,8 @@ int tenon_dump_main(int argc, char **argv)
                                   args.common.ranks);
     if (problems == 0 && args.rank >= job.mesh.world)
         fprintf(stderr, "tenon dump: --rank %d: the job has ranks 0 to %d\n", args.rank, job.mesh.world - 1);
+    else if (problems == 0 && args.format != FORMAT_PROGRAM)
+        code = tool_timeline(&job, args.mode, args.format == FORMAT_SVG);
     else if (problems == 0)
         code = dump_stage(&job, &args);
     tn_diag_print(&job.diag, stderr);

@@ -5,14 +5,7 @@
  *     y = recv(x)                   =>  y = recv()                x gave it its type
  */
 #include "passes/passes.h"
-
-static int32_t stage_axis(const struct tn_program *p)
-{
-    for (int32_t axis = 0; axis < p->mesh->n_axes; axis++)
-        if (p->mesh->axis[axis].stages)
-            return axis;
-    return -1;
-}
+#include "passes/timeline.h"
 
 /* Whether v is there on this rank: made by one of its ops, or by none. */
 static int is_here(const struct tn_program *p, tn_value v)
@@ -41,7 +34,7 @@ static void take_side(struct tn_program *p, tn_op op, int32_t axis)
 
 void tn_own_stages(struct tn_program *p)
 {
-    int32_t axis = stage_axis(p);
+    int32_t axis = tn_stage_axis(p->mesh);
     if (axis < 0 || p->mesh->axis[axis].size == 1)
         return;
     for (tn_op op = p->first, next; op; op = next) {
