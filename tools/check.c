@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "job.h"
 #include "program/program_text.h"
+#include "timeline.h"
 #include "tool.h"
 
 static void usage(FILE *out)
@@ -53,6 +54,8 @@ struct report {
     size_t n;
     int64_t params;
     struct tn_origin origin;
+    struct tn_timeline timeline; /* of a job with stages */
+    int32_t staged;              /* ranks that are in it; after all are compiled: whether it tells anything */
 };
 
 static void add_traffic(struct rank_kind *kind, const struct tn_program *p, tn_op op)
@@ -135,8 +138,27 @@ static int is_representative(const struct tn_job *job, int32_t rank, uint32_t ma
     return 1;
 }
 
+/* The ranks along the axis of stages, first of all others. */
+static void add_to_timeline(struct report *report, int32_t axis, int32_t rank, const struct tn_plan *plan)
+{
+    if (axis < 0 || report->job->mesh.axis[axis].size == 1 || !is_representative(report->job, rank, 1u << axis))
+        return;
+    if (!report->staged)
+        tn_timeline_init(&report->timeline, report->job->mesh.axis[axis].size);
+    tn_timeline_add(&report->timeline, report->staged++, plan);
+}
+
+/* Whether the timeline has all stages, and comes to its end. */
+static int is_timed(struct report *report)
+{
+    char error[1024];
+    return report->staged > 1 && report->staged == report->timeline.ranks &&
+           tn_timeline_run(&report->timeline, 0, error, sizeof error) == TN_OK;
+}
+
 static void compile_kinds(struct report *report)
 {
+    int32_t axis = tn_stage_axis(&report->job->mesh);
     struct tn_job *job = report->job;
     uint32_t mask = 0;
     size_t before = job->diag.count;
@@ -147,6 +169,7 @@ static void compile_kinds(struct report *report)
         if (tn_job_compile(job, TN_PROGRAM_TRAIN, rank, 0, 0, NULL, NULL, &c) == TN_OK) {
             measure(report, &c, rank);
             tn_job_check_budget(job, rank, &c.plan);
+            add_to_timeline(report, axis, rank, &c.plan);
             if (report->n == 1)
                 tn_checkpoint_check(job, &c, &report->origin);
             mask = uneven_axes(&c.program);
@@ -280,6 +303,10 @@ static void print_report(const struct report *report)
     print_plugins(report->job);
     print_mesh(report->job);
     printf("model: %.2f M params, %.2f GFLOP a step and rank\n", (double)report->params * 1e-6, report->kind[0].flops * 1e-9);
+    if (report->staged) {
+        printf("pipeline: ");
+        tool_print_bubble(&report->timeline, stdout);
+    }
     print_memory(report);
     print_claims(report);
     print_traffic(report);
@@ -371,6 +398,11 @@ static void print_json(const struct report *report)
                             job->mesh.world, "mesh", mesh, "params", (json_int_t)report->params, "budget_bytes",
                             (json_int_t)tn_job_budget(job), "ranks", ranks, "start",
                             origin_json(&report->origin));
+    if (report->staged) {
+        struct tn_bubble b = tn_timeline_bubble(&report->timeline);
+        json_object_set_new(all, "pipeline", json_pack("{s:f, s:f, s:f, s:f}", "idle", b.idle, "bubble", b.bubble, "formula", b.formula,
+                                                       "unequal", b.unequal));
+    }
     json_dumpf(all, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(all);
@@ -406,6 +438,7 @@ int tenon_check_main(int argc, char **argv)
     tn_job_check_data(&job);
     if (can_build)
         compile_kinds(report);
+    report->staged = is_timed(report);
     int code = job.diag.count ? TOOL_USAGE : TOOL_DONE;
     if (json)
         print_json(report);
@@ -414,6 +447,7 @@ int tenon_check_main(int argc, char **argv)
     else
         tn_diag_print(&job.diag, stderr);
     tn_job_close(&job);
+    tn_timeline_finish(&report->timeline);
     free(report);
     return tool_printed(code);
 }
