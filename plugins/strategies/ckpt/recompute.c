@@ -1,4 +1,4 @@
-/* ckpt.lower: forward ops again in the backward pass.
+/* Recompute: forward ops again in the backward pass.
  *
  * Requires: a resolved program. Establishes: a backward op of a chosen layer uses copies of what the layer's chosen
  * forward ops made; each copy stands right before its first use. Preserves: all values, to the bit.
@@ -20,7 +20,7 @@ struct recomputing {
     struct tn_program *program;
     tn_value *again;   /* by value: its copy, 0 none */
     uint64_t n_values;
-    int32_t layers;    /* chosen: those below */
+    const struct ckpt_choice *choice;
     tn_op before;      /* backward op at hand */
     tn_op *work;       /* ops being copied, innermost last */
 };
@@ -71,13 +71,17 @@ static int runs_again(const struct recomputing *r, tn_value v, int32_t layer)
     if (!value.def)
         return 0;
     op_info(r, value.def, &op);
-    if (op.region != TN_REGION_FORWARD || op.layer != layer || layer < 0 || layer >= r->layers)
+    if (op.region != TN_REGION_FORWARD || op.layer != layer || layer < 0)
+        return 0;
+    if (layer >= r->choice->full && layer >= r->choice->some)
         return 0;
     if (value.kind == TN_KIND_ACCUMULATOR || op.opcode == TN_OP_SEND || op.opcode == TN_OP_RECV)
         return 0;
     if (is_collective(op.opcode))
         return r->ckpt->resend;
-    return r->ckpt->full || is_listed(r->ckpt, &op, value.tag);
+    if (layer < r->choice->full)
+        return 1;
+    return r->choice->cheap ? value.def <= r->choice->most && r->choice->cheap[value.def] : is_listed(r->ckpt, &op, value.tag);
 }
 
 static tn_value copy_of(const struct recomputing *r, tn_value v)
@@ -130,12 +134,17 @@ static void run_again(struct recomputing *r, tn_value v, int32_t layer)
     }
 }
 
+/* The op uses copies, but of what another strategy has claimed before. */
 static void use_copies(struct recomputing *r, tn_op op)
 {
     struct tn_op_info info;
+    uint32_t flags = r->ckpt->automatic ? TN_CLAIM_CHOSEN : 0;
     op_info(r, op, &info);
     for (uint32_t i = 0; i < info.n_in; i++) {
         if (!runs_again(r, info.in[i], info.layer))
+            continue;
+        if (r->choice->key &&
+            strcmp(r->ckpt->edit->claim(r->program, info.in[i], "recompute", r->choice->key, flags)->who, "ckpt") != 0)
             continue;
         r->before = op;
         if (!copy_of(r, info.in[i]))
@@ -145,12 +154,10 @@ static void use_copies(struct recomputing *r, tn_op op)
     }
 }
 
-tn_status ckpt_lower(void *self, struct tn_program *program)
+tn_status ckpt_recompute(const struct ckpt *ckpt, struct tn_program *program, const struct ckpt_choice *choice)
 {
-    const struct ckpt *ckpt = self;
     const struct tn_program_api *read = ckpt->read;
-    struct recomputing r = {.ckpt = ckpt, .program = program};
-    r.layers = (int32_t)(ckpt->ratio * (double)ckpt->facts->get(ckpt->host, "layers", 0) + 0.5);
+    struct recomputing r = {.ckpt = ckpt, .program = program, .choice = choice};
     uint64_t n_ops = 1;
     for (tn_value v = read->value_next(program, 0); v; v = read->value_next(program, v))
         r.n_values = v + 1;
