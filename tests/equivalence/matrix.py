@@ -340,6 +340,7 @@ def offload_suite():
     mixed = [away("tp, offload", 2, tp=2, **both), away("tp, offload", tp=2, tp__sequence_parallel="on"),
              away("dp, offload", 2, dp=2, offload__optimizer="host"), away("fsdp, offload", 2, fsdp=2, offload__optimizer="host"),
              away("fsdp, offload", fsdp=3, fsdp__level="optimizer", **both), away("pp, offload", 4, pp=2, **both),
+             away("pp, offload", 4, pp=2, pp__schedule="zero-bubble"),
              away("ckpt, offload", 2), away("ckpt, offload", ckpt__recompute="full", **both),
              away("ckpt, tp, fsdp, pp, offload", 2, tp=2, fsdp=2, pp=2, ckpt__ratio=0.5, offload__optimizer="host")]
     few = [away("offload", 2, offload__optimizer="host"), away("fsdp, offload", fsdp=2, **both)]

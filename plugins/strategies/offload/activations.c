@@ -58,7 +58,7 @@ static tn_op ahead(const struct moving *m, tn_op user)
     struct tn_op_info info, there;
     offload_op(m->o, m->program, user, &info);
     int32_t layer = info.layer + m->o->prefetch;
-    if (info.layer < 0 || m->o->prefetch == 0)
+    if (info.layer < 0 || m->o->prefetch == 0 || info.region != TN_REGION_BACKWARD)
         return user;
     tn_op first = layer < MOST_LAYERS ? m->first[layer] : 0;
     if (first) {

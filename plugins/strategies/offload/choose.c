@@ -1,9 +1,10 @@
 /* Which activations move.
  *
  * A candidate is made in the forward pass, used in the backward pass, has memory of its own, is large enough and has a
- * tag that was asked for. Those come first whose bytes x idle time is largest. What another strategy has claimed is
- * left to it; if that is everything that a tag names, the manifest contradicts itself. How many move follows from
- * `share`, or from `keep`: the fewest with which the plan fits, found by halving on copies of the program. */
+ * tag, or is made by an op, that was asked for. Those come first whose bytes x idle time is largest. What another
+ * strategy has claimed is left to it; if that is everything that a word of the manifest names, the manifest contradicts
+ * itself. How many move follows from `share`, or from `keep`: the fewest with which the plan fits, found by halving on
+ * copies of the program. */
 #include "offload.h"
 
 #include <stdio.h>
@@ -24,17 +25,22 @@ static const char *where(const struct offload *o)
     return o->activations == TN_SPACE_HOST ? "host" : "disk";
 }
 
-static const char *key_of(const struct offload *o)
+static int is_one_of(const char *const *words, uint32_t n, const char *word)
 {
-    return o->n_tags ? "tags" : "activations";
+    for (uint32_t i = 0; i < n; i++)
+        if (strcmp(words[i], word) == 0)
+            return 1;
+    return 0;
 }
 
-static int is_wanted(const struct offload *o, const char *tag)
+/* The key that asks for what has this tag and is made by this op; NULL: none does. */
+static const char *wanted_by(const struct offload *o, const char *tag, const char *op)
 {
-    for (uint32_t i = 0; i < o->n_tags; i++)
-        if (strcmp(o->tags[i], tag) == 0)
-            return 1;
-    return o->n_tags == 0;
+    if (is_one_of(o->tags, o->n_tags, tag))
+        return "tags";
+    if (is_one_of(o->ops, o->n_ops, op))
+        return "ops";
+    return o->n_tags || o->n_ops ? NULL : "activations";
 }
 
 static int64_t bytes_of(const struct offload *o, const struct tn_program *program, tn_value v, const struct tn_value_info *info)
@@ -57,19 +63,30 @@ static int names_memory(uint32_t opcode)
     return opcode == TN_OP_VIEW || opcode == TN_OP_PACK || opcode == TN_OP_SYNC;
 }
 
-/* Made in the forward pass, large, of a tag asked for. */
-static int is_of_interest(const struct choosing *c, tn_value v, struct tn_value_info *info, int64_t *bytes)
-{
+struct maybe {
+    tn_value v;
+    struct tn_value_info value;
     struct tn_op_info def;
-    offload_value(c->o, c->program, v, info);
-    if (info->kind != TN_KIND_ACTIVATION || !info->def || info->space != TN_SPACE_DEVICE ||
-        (info->flags & TN_VALUE_OUTPUT) || !is_wanted(c->o, info->tag))
+    int64_t bytes;
+    const char *key; /* that asks for it */
+};
+
+/* Made in the forward pass, and asked for. */
+static int is_of_interest(const struct choosing *c, tn_value v, struct maybe *one)
+{
+    one->v = v;
+    offload_value(c->o, c->program, v, &one->value);
+    const struct tn_value_info *info = &one->value;
+    if (info->kind != TN_KIND_ACTIVATION || !info->def || info->space != TN_SPACE_DEVICE || (info->flags & TN_VALUE_OUTPUT))
         return 0;
     if (info->def > c->most || c->begins[info->def] < 0)
         return 0;
-    offload_op(c->o, c->program, info->def, &def);
-    *bytes = bytes_of(c->o, c->program, v, info);
-    return def.region == TN_REGION_FORWARD && !names_memory(def.opcode) && *bytes >= c->o->min_size;
+    offload_op(c->o, c->program, info->def, &one->def);
+    if (one->def.region != TN_REGION_FORWARD || names_memory(one->def.opcode))
+        return 0;
+    one->bytes = bytes_of(c->o, c->program, v, info);
+    one->key = wanted_by(c->o, info->tag, one->def.name);
+    return one->key != NULL;
 }
 
 /* Fills its uses; 0 if it is not kept for the backward pass, or not by itself. */
@@ -93,9 +110,9 @@ static int find_uses(const struct choosing *c, struct candidate *one)
     return one->idle > 0;
 }
 
-static void add(struct choosing *c, tn_value v, const struct tn_value_info *info, int64_t bytes)
+static void add(struct choosing *c, const struct maybe *maybe)
 {
-    struct candidate one = {.v = v, .def = info->def, .bytes = bytes};
+    struct candidate one = {.v = maybe->v, .def = maybe->value.def, .bytes = maybe->bytes, .key = maybe->key};
     if (find_uses(c, &one))
         c->list[c->n++] = one;
 }
@@ -114,48 +131,72 @@ static void find_candidates(struct choosing *c)
 {
     const struct tn_program_edit_api *edit = c->o->edit;
     for (tn_value v = c->o->read->value_next(c->program, 0); v; v = c->o->read->value_next(c->program, v)) {
-        struct tn_value_info info;
-        int64_t bytes;
-        if (!is_of_interest(c, v, &info, &bytes))
+        struct maybe one;
+        if (!is_of_interest(c, v, &one) || one.bytes < c->o->min_size)
             continue;
         if (edit->claim(c->program, v, NULL, NULL, 0)->who[0])
-            edit->claim(c->program, v, where(c->o), key_of(c->o), 0);
+            edit->claim(c->program, v, where(c->o), one.key, 0);
         else
-            add(c, v, &info, bytes);
+            add(c, &one);
     }
     qsort(c->list, c->n, sizeof *c->list, longest_first);
 }
 
-/* A tag whose values another strategy has all been told to take. */
-static void refuse_contradictions(const struct choosing *c)
+/* What a word of tags or ops names: whether there is any, how much of it is free to move, and a claim on the rest. */
+struct named {
+    int any, left;
+    char who[64], key[64];
+};
+
+static void look_up(const struct choosing *c, int is_op, const char *word, struct named *named)
 {
     const struct offload *o = c->o;
-    for (uint32_t t = 0; t < o->n_tags; t++) {
-        char what[256], fix[256], who[64] = "", key[64] = "";
-        int left = 0, taken = 0;
-        for (tn_value v = o->read->value_next(c->program, 0); v; v = o->read->value_next(c->program, v)) {
-            struct tn_value_info info;
-            int64_t bytes;
-            if (!is_of_interest(c, v, &info, &bytes) || strcmp(info.tag, o->tags[t]) != 0)
-                continue;
-            const struct tn_claim *claim = o->edit->claim(c->program, v, NULL, NULL, 0);
-            left += claim->who[0] && (claim->flags & TN_CLAIM_CHOSEN);
-            if (!claim->who[0] || taken++)
-                continue;
-            snprintf(who, sizeof who, "%s", claim->who);
-            snprintf(key, sizeof key, "%s", claim->key);
-        }
-        for (uint32_t i = 0; i < c->n; i++) {
-            struct tn_value_info info;
-            offload_value(o, c->program, c->list[i].v, &info);
-            left += strcmp(info.tag, o->tags[t]) == 0;
-        }
-        if (!taken || left)
+    *named = (struct named){.any = 0};
+    for (tn_value v = o->read->value_next(c->program, 0); v; v = o->read->value_next(c->program, v)) {
+        struct maybe one;
+        if (!is_of_interest(c, v, &one) || strcmp(is_op ? one.def.name : one.value.tag, word) != 0)
             continue;
-        snprintf(what, sizeof what, "asks for the activations tagged %.60s, all of which [%s] %s has too", o->tags[t], who, key);
-        snprintf(fix, sizeof fix, "take %.60s out of these tags, or let [%s] %s leave them", o->tags[t], who, key);
-        o->host->problem(o->host, "tags", what, fix);
+        const struct tn_claim *claim = o->edit->claim(c->program, v, NULL, NULL, 0);
+        named->any = 1;
+        if (!claim->who[0])
+            continue;
+        named->left |= (claim->flags & TN_CLAIM_CHOSEN) != 0;
+        snprintf(named->who, sizeof named->who, "%s", claim->who);
+        snprintf(named->key, sizeof named->key, "%s", claim->key);
     }
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct maybe one;
+        named->left |= is_of_interest(c, c->list[i].v, &one) && strcmp(is_op ? one.def.name : one.value.tag, word) == 0;
+    }
+}
+
+/* A word that names nothing, or what another strategy has all been told to take. */
+static void refuse_word(const struct choosing *c, int is_op, const char *word)
+{
+    char what[256], fix[256];
+    struct named named;
+    look_up(c, is_op, word, &named);
+    if (!named.any) {
+        snprintf(what, sizeof what, is_op ? "no op of the forward pass is %.80s" : "no activation is tagged %.80s", word);
+        c->o->host->problem(c->o->host, is_op ? "ops" : "tags", what, "tenon dump --after grad shows them");
+    } else if (!named.left && named.who[0]) {
+        snprintf(what, sizeof what, is_op ? "asks for what %.60s makes, all of which [%s] %s has too"
+                                          : "asks for the activations tagged %.60s, all of which [%s] %s has too",
+                 word, named.who, named.key);
+        snprintf(fix, sizeof fix, "take %.60s out, or let [%s] %s leave some of it", word, named.who, named.key);
+        c->o->host->problem(c->o->host, is_op ? "ops" : "tags", what, fix);
+    }
+}
+
+static int trains(const struct choosing *c)
+{
+    for (tn_op op = c->o->read->op_next(c->program, 0); op; op = c->o->read->op_next(c->program, op)) {
+        struct tn_op_info info;
+        offload_op(c->o, c->program, op, &info);
+        if (info.region == TN_REGION_BACKWARD)
+            return 1;
+    }
+    return 0;
 }
 
 /* how many */
@@ -235,10 +276,13 @@ tn_status offload_choose(const struct offload *o, struct tn_program *program, st
     tn_status status = c.list ? time_ops(&c) : TN_NO_MEMORY;
     if (status == TN_OK) {
         find_candidates(&c);
-        refuse_contradictions(&c);
+        for (uint32_t i = 0; trains(&c) && i < o->n_tags; i++)
+            refuse_word(&c, 0, o->tags[i]);
+        for (uint32_t i = 0; trains(&c) && i < o->n_ops; i++)
+            refuse_word(&c, 1, o->ops[i]);
         *taken = how_many(&c);
         for (uint32_t i = 0; i < *taken; i++)
-            o->edit->claim(program, c.list[i].v, where(o), key_of(o), 0);
+            o->edit->claim(program, c.list[i].v, where(o), c.list[i].key, 0);
     } else {
         status = o->host->fail(o->host, status, "no memory to walk %llu values", (unsigned long long)values);
     }

@@ -11,7 +11,9 @@ static const struct tn_option options[] = {
     {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "activations", "host", 0, 0, spaces,
      "Where activations wait for the backward pass."},
     {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "tags", NULL, 0, 0, NULL,
-     "Tags of the activations that move; empty: any."},
+     "Tags of the activations that move; with ops empty too: any."},
+    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", NULL, 0, 0, NULL,
+     "Opcodes whose results move."},
     {sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "min_size", "64K", 0, 1e15, NULL, "Smaller activations stay."},
     {sizeof(struct tn_option), TN_OPT_FLOAT, 0, 0, "share", "1", 0, 1, NULL,
      "Share of their bytes that moves, what is idle longest first."},
@@ -42,6 +44,7 @@ static tn_status create(const struct tn_host *host, void **self)
         .share = host->get_float(host, "share"), .prefetch = (int32_t)host->get_int(host, "prefetch"),
     };
     o->n_tags = host->get_list(host, "tags", &o->tags);
+    o->n_ops = host->get_list(host, "ops", &o->ops);
     *self = o;
     return TN_OK;
 }
@@ -59,8 +62,10 @@ static tn_status check(void *self, int32_t size)
     (void)size;
     if (o->keep != OFFLOAD_EVERYTHING && o->share < 1)
         o->host->problem(o->host, "share", "keep says as well how much moves", "give one of the two");
-    if (o->n_tags > 0 && o->activations == TN_SPACE_DEVICE)
-        o->host->problem(o->host, "tags", "with activations = off nothing of these moves", "use activations = host, or no tags");
+    for (int i = 0; i < 2; i++)
+        if ((i ? o->n_ops : o->n_tags) > 0 && o->activations == TN_SPACE_DEVICE)
+            o->host->problem(o->host, i ? "ops" : "tags", "with activations = off nothing of these moves",
+                             "use activations = host, or an empty list");
     if (o->keep == OFFLOAD_BUDGET && o->plan->budget(o->host) == 0)
         o->host->problem(o->host, "keep", "auto asks for [device] memory, which nobody says", "set it, or give keep in bytes");
     return TN_OK;

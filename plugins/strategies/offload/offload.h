@@ -15,8 +15,8 @@ struct offload {
     const struct tn_program_edit_api *edit;
     const struct tn_plan_api *plan;
     uint32_t activations, optimizer; /* TN_SPACE_*; TN_SPACE_DEVICE: they stay */
-    const char *const *tags;         /* of activations; none: any */
-    uint32_t n_tags;
+    const char *const *tags, *const *ops; /* of activations, and that make them; none of both: any */
+    uint32_t n_tags, n_ops;
     int64_t min_size, keep;
     double share;
     int32_t prefetch;
@@ -27,7 +27,8 @@ struct candidate {
     tn_value v;
     tn_op def, last, first; /* its maker, its last forward user (or maker), its first backward user */
     int64_t bytes;
-    double idle; /* seconds from last to first, at nominal rates */
+    const char *key; /* of the manifest, that asks for it */
+    double idle;     /* seconds from last to first, at nominal rates */
 };
 
 static inline void offload_op(const struct offload *o, const struct tn_program *program, tn_op op, struct tn_op_info *info)
