@@ -35,8 +35,9 @@ struct tn_checkpoint_of {
  * *progress. *checkpoint is NULL if neither is asked for; all below accept that. On failure a message was logged. */
 tn_status tn_checkpoint_open(struct tn_checkpoint **checkpoint, const struct tn_checkpoint_of *of,
                              struct tn_progress *progress);
-/* After a step: copies this rank's part if a checkpoint is due, and fails if an earlier one could not be written. */
-tn_status tn_checkpoint_step(struct tn_checkpoint *checkpoint, const struct tn_progress *progress);
+/* After a step: copies this rank's part if a checkpoint is due, and fails if an earlier one could not be written.
+ * *stall_ms: how long the step waited for a checkpoint that was due; 0: none was. */
+tn_status tn_checkpoint_step(struct tn_checkpoint *checkpoint, const struct tn_progress *progress, double *stall_ms);
 /* After the last step: saves it unless that was done, and waits until all is on the disk. */
 tn_status tn_checkpoint_end(struct tn_checkpoint *checkpoint, const struct tn_progress *progress);
 void tn_checkpoint_close(struct tn_checkpoint *checkpoint);

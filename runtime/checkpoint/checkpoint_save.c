@@ -135,12 +135,17 @@ static tn_status choose_writers(struct tn_checkpoint *c)
     return status;
 }
 
+/* Written once here, so that the first save does not wait for the system to find the pages. */
 static tn_status allocate_copies(struct tn_checkpoint *c)
 {
     for (uint32_t i = 0; i < c->stored.n_parts; i++) {
         size_t n = (size_t)tn_local_elements(c->stored.flat, c->stored.parts[i].value);
-        if (c->writes[i] && n && !(c->copy[i] = malloc(n * sizeof **c->copy)))
+        if (!c->writes[i] || n == 0)
+            continue;
+        c->copy[i] = malloc(n * sizeof **c->copy);
+        if (!c->copy[i])
             return TN_NO_MEMORY;
+        memset(c->copy[i], 1, n * sizeof **c->copy); /* zeros might be left to the system */
     }
     return TN_OK;
 }
@@ -411,16 +416,22 @@ static tn_status save(struct tn_checkpoint *c, const struct tn_progress *progres
     return TN_OK;
 }
 
-tn_status tn_checkpoint_step(struct tn_checkpoint *c, const struct tn_progress *progress)
+tn_status tn_checkpoint_step(struct tn_checkpoint *c, const struct tn_progress *progress, double *stall_ms)
 {
+    *stall_ms = 0;
     if (!c || !*c->folder)
         return TN_OK;
     const struct tn_settings *s = &c->of.job->settings;
+    double begun = seconds();
     tn_status status = poll(c);
     int due = s->checkpoint_every > 0 && progress->step % s->checkpoint_every == 0;
     if (!due && s->checkpoint_minutes > 0 && status == TN_OK)
         due = c->of.most(c->of.ctx, is_first(c) && seconds() - c->last_time >= s->checkpoint_minutes * 60, &status) > 0;
-    return due && status == TN_OK ? save(c, progress) : status;
+    if (!due || status != TN_OK)
+        return status;
+    status = save(c, progress);
+    *stall_ms = (seconds() - begun) * 1e3;
+    return status;
 }
 
 tn_status tn_checkpoint_end(struct tn_checkpoint *c, const struct tn_progress *progress)

@@ -58,6 +58,21 @@ static int write_all(int fd, const char *text, size_t length)
     return 0;
 }
 
+/* Frees the line. */
+static void write_line(struct tn_metrics *metrics, struct tn_buf *line)
+{
+    if (write_all(metrics->fd, line->text, line->length) == 0) {
+        metrics->written += (off_t)line->length;
+    } else {
+        metrics->failed = errno ? errno : EIO;
+        tn_log(TN_LOG_ERROR, "cannot write metrics to %s: %s; the run goes on without", metrics->path,
+               strerror(metrics->failed));
+        int cut = ftruncate(metrics->fd, metrics->written); /* the part of a line; pipes have no length to cut */
+        (void)cut;
+    }
+    tn_buf_finish(line);
+}
+
 void tn_metrics_step(struct tn_metrics *metrics, const struct tn_step_report *step)
 {
     if (metrics->fd < 0 || metrics->failed)
@@ -74,16 +89,17 @@ void tn_metrics_step(struct tn_metrics *metrics, const struct tn_step_report *st
     add_number(&line, "mfu", step->mfu < 0 ? NAN : step->mfu, "%.4f");
     tn_buf_printf(&line, ", \"mem_peak_bytes\": %llu, \"skipped\": %lld}\n",
                   (unsigned long long)step->mem_peak_bytes, (long long)step->skipped);
-    if (write_all(metrics->fd, line.text, line.length) == 0) {
-        metrics->written += (off_t)line.length;
-    } else {
-        metrics->failed = errno ? errno : EIO;
-        tn_log(TN_LOG_ERROR, "cannot write metrics to %s: %s; the run goes on without", metrics->path,
-               strerror(metrics->failed));
-        int cut = ftruncate(metrics->fd, metrics->written); /* the part of a line; pipes have no length to cut */
-        (void)cut;
-    }
-    tn_buf_finish(&line);
+    write_line(metrics, &line);
+}
+
+void tn_metrics_checkpoint(struct tn_metrics *metrics, int64_t step, double stall_ms)
+{
+    struct tn_buf line;
+    if (metrics->fd < 0 || metrics->failed)
+        return;
+    tn_buf_init(&line);
+    tn_buf_printf(&line, "{\"step\": %lld, \"checkpoint_ms\": %.3f}\n", (long long)step, stall_ms);
+    write_line(metrics, &line);
 }
 
 int tn_metrics_close(struct tn_metrics *metrics, char *error)

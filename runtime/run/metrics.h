@@ -18,6 +18,8 @@ int tn_metrics_open(struct tn_metrics *metrics, const char *path, char *error);
 /* A failure is logged once and ends the writing; the file then holds only whole lines. */
 void tn_metrics_step(struct tn_metrics *metrics, const struct tn_step_report *step);
 /* -1 with *error set if not every line is in the file. */
+/* {"step": 5, "checkpoint_ms": 1.250} */
+void tn_metrics_checkpoint(struct tn_metrics *metrics, int64_t step, double stall_ms);
 int tn_metrics_close(struct tn_metrics *metrics, char *error);
 
 #endif

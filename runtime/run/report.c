@@ -188,6 +188,11 @@ void tn_report_step(struct tn_report *r, const struct tn_step_report *step)
     r->last = *step;
 }
 
+void tn_report_checkpoint(struct tn_report *r, int64_t step, double stall_ms)
+{
+    tn_metrics_checkpoint(&r->metrics, step, stall_ms);
+}
+
 void tn_report_validation(struct tn_report *r, int64_t step, double loss)
 {
     if (r->validations++ == 0)

@@ -26,6 +26,8 @@ struct tn_report;
 int tn_report_open(struct tn_report **report, const char *metrics, char *error);
 void tn_report_step(struct tn_report *report, const struct tn_step_report *step);
 void tn_report_validation(struct tn_report *report, int64_t step, double loss); /* first, middle and last ones */
+/* The step waited so long for the checkpoint made after it. */
+void tn_report_checkpoint(struct tn_report *report, int64_t step, double stall_ms);
 /* Prints the prompt and its continuation `text`; what could change a terminal's state is replaced. */
 void tn_report_sample(struct tn_report *report, const char *prompt, const char *text, size_t bytes);
 /* The closing summary; -1 if metrics could not be written completely (full disk). Accepts NULL. */

@@ -363,8 +363,11 @@ static tn_status run_steps(struct run *run)
         }
         if (status == TN_OK)
             status = train_step(run, step++);
+        double stall_ms = 0;
         if (status == TN_OK)
-            status = tn_checkpoint_step(run->checkpoint, &run->done);
+            status = tn_checkpoint_step(run->checkpoint, &run->done, &stall_ms);
+        if (stall_ms > 0 && run->report)
+            tn_report_checkpoint(run->report, step, stall_ms);
         if (status == TN_OK && s->eval_every > 0 && step % s->eval_every == 0 && step < s->steps)
             status = validate(run, step);
     }
