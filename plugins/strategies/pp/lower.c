@@ -6,10 +6,10 @@
  *     h = add a b          (stage 0)        h = add a b;  send h          (stage 0)
  *     n = rmsnorm h w      (stage 1)   =>   h.at1 = recv;  n = rmsnorm h.at1 w   (stage 1)
  *
- * Sends stand in the order in which values are made, receives of a region in the same order. Messages to a later stage
- * and to an earlier one, and those from even and from odd stages, have channels of their own: on each, a rank only sends
- * or only receives what a neighbour makes before, so that no order of slots can deadlock, even with a backend that does
- * one thing after another on each channel.
+ * Sends stand in the order in which values are made, receives of a region in the same order. The ranks' ring is coloured:
+ * neighbouring links, and the two directions of a link, have different channels. So on each channel a rank only sends to
+ * one other or only receives from one, in the order of micro-batches, and no order of slots can deadlock, even with a
+ * backend that does one thing after another on each channel (tests/unit/test_pipeline.c).
  */
 #include "pp.h"
 
@@ -54,10 +54,12 @@ static tn_op user_on(const struct crossing *c, tn_value v, int32_t maker, int32_
     return 0;
 }
 
-/* 1 to 4. */
-static int channel_of(int32_t from, int32_t to)
+/* 1 to 6: by direction, and by the link from its earlier stage's rank on. In a ring of an odd size the last link has a
+ * colour of its own. */
+static int channel_of(const struct crossing *c, int32_t from, int32_t to)
 {
-    return (to > from ? 1 : 3) + from % 2;
+    int32_t ranks = c->pp->size, link = (to > from ? from : to) % ranks;
+    return (to > from ? 1 : 4) + (link == ranks - 1 && ranks % 2 ? 2 : link % 2);
 }
 
 static void use_there(const struct crossing *c, tn_value v, tn_value there, int32_t stage)
@@ -81,7 +83,7 @@ static int send_across(const struct crossing *c, tn_op maker, tn_value v, int32_
     pp_op(c->pp, c->program, maker, &made);
     pp_op(c->pp, c->program, user, &used);
     pp_value(c->pp, c->program, v, &value);
-    const struct tn_attr channel = TN_ATTR_I("channel", channel_of(from, to));
+    const struct tn_attr channel = TN_ATTR_I("channel", channel_of(c, from, to));
     const struct tn_attr out[] = {TN_ATTR_I("axis", c->axis), TN_ATTR_I("peer", to % c->pp->size), channel};
     const struct tn_attr in[] = {TN_ATTR_I("axis", c->axis), TN_ATTR_I("peer", from % c->pp->size), channel};
     if (made.region == TN_REGION_FORWARD && to < from) {

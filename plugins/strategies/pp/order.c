@@ -59,18 +59,21 @@ static void zero_bubble(struct order *o, int32_t warm)
         slot(o, TN_REGION_WEIGHT, 0, done++);
 }
 
-/* The k-th forward, or backward, of a rank. The last group has what is left of the micro-batches. */
+/* The k-th forward, or backward, of a rank. */
 static void virtual_slot(struct order *o, uint32_t region, int32_t k)
 {
-    int32_t group = k / (o->ranks * o->chunks), base = group * o->ranks;
-    int32_t size = least(o->ranks, o->micro_batches - base), within = k - base * o->chunks, chunk = within / size;
-    slot(o, region, region == TN_REGION_FORWARD ? chunk : o->chunks - 1 - chunk, base + within % size);
+    int32_t group = k / (o->ranks * o->chunks), within = k % (o->ranks * o->chunks), chunk = within / o->ranks;
+    int32_t micro = group * o->ranks + within % o->ranks;
+    if (micro < o->micro_batches)
+        slot(o, region, region == TN_REGION_FORWARD ? chunk : o->chunks - 1 - chunk, micro);
 }
 
+/* The last group may be short: it is ordered as a whole one, and what it lacks is left out. Shifting later slots into the
+ * gaps would make ranks wait for one another for ever. */
 static void interleaved(struct order *o)
 {
-    int32_t total = o->micro_batches * o->chunks, group = least(o->ranks, o->micro_batches);
-    int32_t warm = least(2 * (o->ranks - o->rank - 1) + (o->chunks - 1) * group, total);
+    int32_t groups = (o->micro_batches + o->ranks - 1) / o->ranks, total = groups * o->ranks * o->chunks;
+    int32_t warm = least(2 * (o->ranks - o->rank - 1) + (o->chunks - 1) * o->ranks, total);
     for (int32_t k = 0; k < warm; k++)
         virtual_slot(o, TN_REGION_FORWARD, k);
     for (int32_t k = 0; k < total; k++) {
