@@ -220,7 +220,7 @@ static void plan(struct tn_request *r)
     r->slices_per_piece = (uint32_t)ceil_div(r->round_elements, r->slice_elements);
     r->slices = r->slices_per_piece * (uint32_t)work_pieces(r);
     uint64_t footprint = bytes * (uint64_t)(in_pieces(r) + out_pieces(r)) * (uint64_t)c->n;
-    r->stream = footprint > c->shm->cache_bytes && !r->is_staged;
+    r->stream = footprint > c->shm->cache_bytes / 4 * 3 && !r->is_staged; /* programs have other things in it too */
     r->is_planned = 1;
 }
 

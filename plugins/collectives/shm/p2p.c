@@ -117,7 +117,7 @@ static int is_received(struct tn_request *r, struct shm_channel *ch, const struc
     if (m->mode == MODE_DIRECT) {
         uint64_t bytes = least(all - r->moved, DIRECT_STEP);
         void *out = r->out + r->moved;
-        c->shm->kernels->copy(shm_at(c->shm, m->loc) + r->moved, &out, 1, bytes, all > c->shm->cache_bytes);
+        c->shm->kernels->copy(shm_at(c->shm, m->loc) + r->moved, &out, 1, bytes, 2 * all > c->shm->cache_bytes);
         r->moved += bytes;
         return r->moved == all;
     }

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -44,6 +45,29 @@ tn_status shm_poll(struct shm *s, uint64_t now)
     return s->bootstrap.poll(s->bootstrap.ctx);
 }
 
+/* The largest cache that a core of this machine reaches. sysconf adds up those of all sockets and dies, which no core
+ * reaches; so it is asked last. */
+static uint64_t find_cache(void)
+{
+    uint64_t most = 0;
+    for (int index = 0; index < 8; index++) {
+        char path[80];
+        unsigned long kib = 0;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        FILE *file = fopen(path, "re");
+        if (!file)
+            break;
+        if (fscanf(file, "%luK", &kib) == 1 && (uint64_t)kib << 10 > most)
+            most = (uint64_t)kib << 10;
+        fclose(file);
+    }
+    long bytes = -1;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    return most ? most : bytes > 0 ? (uint64_t)bytes : DEFAULT_CACHE;
+}
+
 static tn_status create(const struct tn_host *host, const struct tn_collective *next, void *next_self, void **self)
 {
     if (next || next_self)
@@ -56,11 +80,7 @@ static tn_status create(const struct tn_host *host, const struct tn_collective *
     s->control_fd = -1;
     s->spin_option_us = host->get_int(host, "spin_us");
     s->kernels = shm_kernels_pick();
-    long cache = -1;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-    s->cache_bytes = cache > 0 ? (uint64_t)cache : DEFAULT_CACHE;
+    s->cache_bytes = find_cache();
     *self = s;
     return TN_OK;
 }
