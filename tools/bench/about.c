@@ -62,10 +62,28 @@ static void processor(char *text, size_t bytes)
         fclose(file);
 }
 
-static double mib_of(int name)
+/* MiB of the cache of that level that a core reaches; 0: not known. (sysconf adds up those of all sockets and dies.) */
+static double cache_mib(int level)
 {
-    long bytes = sysconf(name);
-    return bytes > 0 ? (double)bytes / 1048576.0 : 0;
+    double kib = 0;
+    for (int index = 0; index < 8; index++) {
+        char path[96];
+        int is_level = 0, found = 0;
+        unsigned long size = 0;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", index);
+        FILE *file = fopen(path, "re");
+        if (file && fscanf(file, "%d", &found) == 1)
+            is_level = found == level;
+        if (file)
+            fclose(file);
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        file = is_level ? fopen(path, "re") : NULL;
+        if (file && fscanf(file, "%luK", &size) == 1)
+            kib = (double)size;
+        if (file)
+            fclose(file);
+    }
+    return kib / 1024;
 }
 
 static json_t *host_json(void)
@@ -75,7 +93,7 @@ static json_t *host_json(void)
     processor(cpu, sizeof cpu);
     uname(&os);
     return json_pack("{s:s, s:i, s:f, s:f, s:f, s:s}", "processor", cpu, "cores", (int)sysconf(_SC_NPROCESSORS_ONLN),
-                     "l2_mib", mib_of(_SC_LEVEL2_CACHE_SIZE), "l3_mib", mib_of(_SC_LEVEL3_CACHE_SIZE), "memory_mib",
+                     "l2_mib", cache_mib(2), "l3_mib", cache_mib(3), "memory_mib",
                      (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / 1048576.0, "system", os.release);
 }
 
@@ -140,7 +158,7 @@ static void print_ranks(const json_t *table, FILE *out)
 void bench_about_print(const json_t *about, FILE *out)
 {
     const json_t *host = json_object_get(about, "host"), *backends = json_object_get(about, "backends");
-    fprintf(out, "# tenon %s, Linux %s, %s, %d cores, L2 %.1f MiB a core, L3 %.0f MiB\n",
+    fprintf(out, "# tenon %s, Linux %s, %s, %d cores, L2 %.4g MiB, L3 %.4g MiB\n",
             json_string_value(json_object_get(about, "tenon")), json_string_value(json_object_get(host, "system")),
             json_string_value(json_object_get(host, "processor")),
             (int)json_integer_value(json_object_get(host, "cores")), json_real_value(json_object_get(host, "l2_mib")),

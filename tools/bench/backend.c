@@ -17,27 +17,50 @@ static int64_t no_fact(const struct tn_facts *facts, const char *name, int64_t m
     return missing;
 }
 
+/* A path on the command line starts from where the command was given, not from a manifest. */
+const char *bench_plugin_name(struct tn_arena *arena, const char *word, size_t length)
+{
+    const char *name = tn_arena_printf(arena, "%.*s", (int)length, word);
+    char *absolute = strchr(name, '/') ? realpath(name, NULL) : NULL;
+    name = absolute ? tn_arena_strdup(arena, absolute) : name;
+    free(absolute);
+    return name;
+}
+
+/* For tables and charts: "build/x/mine.so" is mine. */
+const char *bench_label(struct tn_arena *arena, const char *text)
+{
+    const char *label = "";
+    for (size_t length; *text; text += text[length] ? length + 1 : length) {
+        length = strcspn(text, "+");
+        const char *word = tn_arena_printf(arena, "%.*s", (int)length, text), *slash = strrchr(word, '/');
+        size_t bytes = strlen(slash ? slash + 1 : word);
+        bytes -= slash && bytes > 3 && strcmp(slash + 1 + bytes - 3, ".so") == 0 ? 3 : 0;
+        label = tn_arena_printf(arena, "%s%s%.*s", label, *label ? "+" : "", (int)bytes, slash ? slash + 1 : word);
+    }
+    return label;
+}
+
 /* "verify+trace+shm": backend shm, layers verify, trace. */
 static void read_name(struct tn_job *job, const char *text)
 {
     struct tn_settings *s = &job->settings;
-    char *word = tn_arena_strdup(&job->manifest.arena, text);
-    const char **layers = tn_arena_alloc(&job->manifest.arena, (strlen(text) + 1) * sizeof *layers);
-    for (char *plus; (plus = strchr(word, '+')) != NULL; word = plus + 1) {
-        *plus = 0;
-        layers[s->n_layers++] = word;
-    }
-    s->backend = word;
+    struct tn_arena *arena = &job->manifest.arena;
+    const char **layers = tn_arena_alloc(arena, (strlen(text) + 1) * sizeof *layers);
+    size_t length;
+    for (; text[length = strcspn(text, "+")]; text += length + 1)
+        layers[s->n_layers++] = bench_plugin_name(arena, text, length);
+    s->backend = bench_plugin_name(arena, text, length);
     s->layers = layers;
 }
 
 static size_t open_one(struct bench_backend *b, const struct bench_options *o, const char *text)
 {
     struct tn_job *job = &b->job;
-    b->name = text;
     job->facts.get = no_fact;
     tn_diag_init(&job->diag);
     tn_manifest_init(&job->manifest, o->manifest, o->overrides, o->n_overrides, &job->diag);
+    b->name = bench_label(&job->manifest.arena, text);
     read_name(job, text);
     if (job->diag.count == 0)
         tn_job_open_backend(job);
@@ -94,7 +117,7 @@ size_t bench_backends_open(struct bench_backends *b, const struct bench_options 
 
 void bench_backends_close(struct bench_backends *b)
 {
-    for (int i = 0; i < b->n && b->backend[i].name; i++) {
+    for (int i = 0; i < b->n && b->backend[i].name; i++) { /* those that were looked at */
         tn_job_close_backends(&b->backend[i].job);
         tn_manifest_finish(&b->backend[i].job.manifest);
         tn_diag_finish(&b->backend[i].job.diag);

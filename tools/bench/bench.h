@@ -103,10 +103,13 @@ struct bench_bootstrap {
     const struct tn_bootstrap *real;
     char prefix[16];
 };
+const char *bench_label(struct tn_arena *arena, const char *text);
+/* The name of a plugin as the loader wants it. */
+const char *bench_plugin_name(struct tn_arena *arena, const char *word, size_t length);
 void bench_bootstrap_init(struct bench_bootstrap *boot, const struct tn_bootstrap *real, int number);
 
 struct bench_backend {
-    const char *name;                            /* as on the command line */
+    const char *name;                            /* "verify+shm" */
     struct tn_job job;                           /* of nothing but this backend, its layers, and what it opens */
     const struct tn_collective *table;           /* of the outermost layer */
     void *self;
@@ -167,7 +170,7 @@ uint64_t bench_values_wrong(const struct bench_call *call, const char *send, con
 /* ---- ceiling.c ---- */
 
 /* A worker's part of a working set, and the ways to go through it. */
-enum { BENCH_PASSES = 3 };
+enum { BENCH_PASSES = 4 };
 struct bench_ceiling {
     char *memory;
     uint64_t bytes; /* of this worker; 0: it is none */
@@ -176,7 +179,9 @@ struct bench_ceiling {
 };
 void bench_ceiling_init(struct bench_ceiling *c, uint64_t bytes);
 void bench_ceiling_finish(struct bench_ceiling *c);
-/* Kind `pass` of 0 .. BENCH_PASSES - 1, and the bytes that it loads and stores. */
+/* Way `pass` of 0 .. BENCH_PASSES - 1: whether it is one that the operation could go; going it; the bytes that it loads
+ * and stores. */
+int bench_ceiling_counts(const struct bench_call *call, int pass);
 void bench_ceiling_pass(struct bench_ceiling *c, int pass);
 uint64_t bench_ceiling_bytes(const struct bench_ceiling *c, int pass);
 /* Loads and stores, in units of S, that the ranks of one host together cannot do without. */

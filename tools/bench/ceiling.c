@@ -1,8 +1,9 @@
 /* What the memory of the host gives, to hold the figures against (bench.h).
  *
  * An operation over shared memory cannot be faster than the cores can load and store the bytes that it must touch. The
- * ceiling is measured beside it, in a working set of the same size: cores go through their share of it in three ways,
- * and the best of them counts. So in small sizes it is a cache's, in large ones the memory's. */
+ * ceiling is measured beside it, in a working set of the same size, as loads and stores of the same kind: in place, from
+ * one half to the other with and without the cache, or loads alone. Of the ways that an operation could go the best
+ * counts. So in small sizes it is a cache's, in large ones the memory's. */
 #include "bench.h"
 
 #include <stdlib.h>
@@ -40,6 +41,17 @@ LEVELS static void copy(char *to, const char *from, uint64_t bytes)
     __asm__ volatile("" : : "r"(to) : "memory");
 }
 
+LEVELS static void load(const char *memory, uint64_t bytes)
+{
+    const vec *x = (const vec *)memory;
+    vec sum[4] = { { 0 }, { 0 }, { 0 }, { 0 } };
+    for (uint64_t i = 0; i + 4 <= bytes / sizeof *x; i += 4)
+        for (int k = 0; k < 4; k++)
+            sum[k] += x[i + (uint64_t)k];
+    sum[0] += sum[1] + sum[2] + sum[3];
+    __asm__ volatile("" : : "m"(sum[0]));
+}
+
 /* Stores that leave no copy in the cache. */
 static void copy_past(char *to, const char *from, uint64_t bytes)
 {
@@ -75,20 +87,31 @@ void bench_ceiling_finish(struct bench_ceiling *c)
     *c = (struct bench_ceiling){ 0 };
 }
 
+enum { UPDATE, COPY, COPY_PAST, LOAD };
+
+int bench_ceiling_counts(const struct bench_call *call, int pass)
+{
+    if (call->op == BENCH_REDUCE_SCATTER)
+        return 1; /* n loads for a store */
+    if (call->op == BENCH_ALL_REDUCE && call->place == BENCH_IN_PLACE)
+        return pass == UPDATE;
+    return pass == COPY || pass == COPY_PAST;
+}
+
 void bench_ceiling_pass(struct bench_ceiling *c, int pass)
 {
     uint64_t half = c->bytes / 128 * 64;
-    if (pass == 0)
-        update(c->memory, c->bytes);
-    else if (pass == 1)
-        copy(c->memory + half, c->memory, half);
-    else
-        copy_past(c->memory + half, c->memory, half);
+    switch (pass) {
+    case UPDATE: update(c->memory, c->bytes); break;
+    case COPY: copy(c->memory + half, c->memory, half); break;
+    case COPY_PAST: copy_past(c->memory + half, c->memory, half); break;
+    default: load(c->memory, c->bytes);
+    }
 }
 
 uint64_t bench_ceiling_bytes(const struct bench_ceiling *c, int pass)
 {
-    return pass == 0 ? 2 * c->bytes : c->bytes;
+    return pass == UPDATE ? 2 * c->bytes : c->bytes;
 }
 
 /* n ranks, S bytes: all_reduce reads n S and writes n S; reduce_scatter reads n S and writes S; all_gather reads S and

@@ -122,7 +122,7 @@ struct entrant {
     struct tn_rank rank; /* the job's, with this backend's bootstrap */
     const struct tn_collective *table;
     struct tn_comm *world;
-    char sets[2][512];   /* the overrides that name backend and layers */
+    struct tn_arena memory; /* of overrides */
 };
 
 struct replay {
@@ -159,20 +159,20 @@ static size_t overrides_of(const struct bench_options *o, int which, struct entr
             list[n++] = o->overrides[i];
     if (!o->n_backends)
         return n;
-    const char *last = strrchr(o->backend[which], '+');
-    int length = last ? (int)(last - o->backend[which]) : 0;
-    snprintf(e->sets[0], sizeof e->sets[0], "comm.backend=%s", last ? last + 1 : o->backend[which]);
-    snprintf(e->sets[1], sizeof e->sets[1], "comm.layers=%.*s", length, o->backend[which]);
-    for (char *at = e->sets[1]; *at; at++)
-        *at = *at == '+' ? ',' : *at;
-    list[n++] = e->sets[0];
-    list[n++] = e->sets[1];
+    const char *at = o->backend[which], *layers = "";
+    size_t length;
+    for (; at[length = strcspn(at, "+")]; at += length + 1)
+        layers = tn_arena_printf(&e->memory, "%s%s%s", layers, *layers ? ", " : "",
+                                 bench_plugin_name(&e->memory, at, length));
+    list[n++] = tn_arena_printf(&e->memory, "comm.backend=%s", bench_plugin_name(&e->memory, at, length));
+    list[n++] = tn_arena_printf(&e->memory, "comm.layers=%s", layers);
     return n;
 }
 
 static size_t open_job(const struct bench_options *o, int which, struct entrant *e)
 {
     const char *list[TOOL_MOST_OVERRIDES + 2];
+    tn_arena_init(&e->memory);
     size_t n = overrides_of(o, which, e, list);
     return tn_job_open(&e->job, o->job, list, n, o->ranks);
 }
@@ -191,6 +191,7 @@ int32_t bench_job_ranks(const struct bench_options *o)
         ranks = problems ? 0 : e->job.mesh.world;
         tn_diag_print(&e->job.diag, stderr);
         tn_job_close(&e->job);
+        tn_arena_finish(&e->memory);
         free(e);
         if (problems)
             return 0;
@@ -219,8 +220,9 @@ static void meet(const struct bench_world *w, struct entrant *e)
 static void start(struct bench_world *w, const struct bench_options *o, int which, struct entrant *e)
 {
     char error[1024] = "";
-    e->name = o->n_backends ? o->backend[which] : "as in the manifest";
-    if (open_job(o, which, e) || tn_job_compile(&e->job, TN_PROGRAM_TRAIN, w->rank, 0, 0, NULL, NULL, &e->compiled) != TN_OK) {
+    size_t problems = open_job(o, which, e);
+    e->name = o->n_backends ? bench_label(&e->memory, o->backend[which]) : "as in the manifest";
+    if (problems || tn_job_compile(&e->job, TN_PROGRAM_TRAIN, w->rank, 0, 0, NULL, NULL, &e->compiled) != TN_OK) {
         if (w->rank == 0)
             tn_diag_print(&e->job.diag, stderr);
         fflush(stderr);
@@ -257,6 +259,7 @@ static void stop(struct entrant *e)
     tn_machine_finish(&e->machine, &e->job);
     tn_compiled_finish(&e->compiled);
     tn_job_close(&e->job);
+    tn_arena_finish(&e->memory);
     free(e->device.kernel);
 }
 
