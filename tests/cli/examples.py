@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-SHORT = ("tp", "dp", "fsdp", "ckpt")
+SHORT = ("tp", "dp", "fsdp", "ckpt", "offload")
 
 
 def tenon(program, *arguments):

@@ -1,7 +1,8 @@
 /* Which activations move.
  *
  * A candidate is made in the forward pass, used in the backward pass, has memory of its own, is large enough and has a
- * tag, or is made by an op, that was asked for. Those come first whose bytes x idle time is largest. What another
+ * tag, or is made by an op, that was asked for; and it is idle for longer than it takes to host memory and back, which
+ * logits are not. Those come first whose bytes x idle time is largest. What another
  * strategy has claimed is left to it; if that is everything that a word of the manifest names, the manifest contradicts
  * itself. How many move follows from `share`, or from `keep`: the fewest with which the plan fits, found by halving on
  * copies of the program. */
@@ -107,7 +108,7 @@ static int find_uses(const struct choosing *c, struct candidate *one)
     if (!one->first)
         return 0;
     one->idle = c->begins[one->first] - c->begins[one->last];
-    return one->idle > 0;
+    return one->idle > 2 * (double)one->bytes / TN_NOMINAL_HOST_BYTES; /* else it would be back before it was away */
 }
 
 static void add(struct choosing *c, const struct maybe *maybe)

@@ -16,6 +16,7 @@ SP = TP + ["tp.sequence_parallel=on"]
 DP = ["strategies.chain=dp", "dp.size=2", "data.micro_batches=2"]
 FSDP = ["strategies.chain=fsdp", "fsdp.size=2"]
 CKPT = ["strategies.chain=ckpt", "ckpt.recompute=full"]
+OFFLOAD = ["strategies.chain=ckpt, offload", "ckpt.ops=layernorm, rmsnorm", "offload.min_size=1K", "offload.optimizer=disk"]
 BOTH = ["strategies.chain=tp, dp", "tp.size=2", "dp.size=2"]
 
 # name, manifest, rank, settings, stages
@@ -27,6 +28,7 @@ LAYOUTS = [
     ("gpt2.dp", "gpt2", 0, DP, ["lower:dp", "schedule"]),
     ("llama.fsdp", "llama", 0, FSDP, ["lower:fsdp"]),
     ("llama.ckpt", "llama", 0, CKPT, ["lower:ckpt"]),
+    ("llama.offload", "llama", 0, OFFLOAD, ["lower:offload"]),
     ("llama.tp-dp", "llama", 3, BOTH, ["lower", "bound"]),
 ]
 
