@@ -368,44 +368,84 @@ static int larger_first(const void *a, const void *b)
     return (x->root > y->root) - (x->root < y->root);
 }
 
-/* Where a block at `offset` goes in a list sorted by offset. */
-static size_t sorted_place(const struct block *const *placed, size_t n, int64_t offset)
+/* Placed blocks that live within one stretch of time, sorted by offset. */
+struct window {
+    const struct block **placed;
+    size_t n, cap;
+};
+
+/* Time as a whole, and in WINDOWS equal stretches: most blocks live so shortly that only those of one stretch can be in
+ * their way. */
+enum { WINDOWS = 64 };
+struct windows {
+    struct window all, part[WINDOWS];
+    int64_t length; /* of a stretch */
+};
+
+static void add_to_window(struct window *w, const struct block *b)
 {
-    size_t low = 0;
+    if (w->n == w->cap) {
+        w->cap = w->cap ? 2 * w->cap : 64;
+        w->placed = realloc(w->placed, w->cap * sizeof *w->placed);
+        assert(w->placed);
+    }
+    size_t low = 0, n = w->n;
     while (n > 0) {
         size_t half = n / 2;
-        if (placed[low + half]->offset <= offset) {
+        if (w->placed[low + half]->offset <= b->offset) {
             low += half + 1;
             n -= half + 1;
         } else {
             n = half;
         }
     }
-    return low;
+    memmove(w->placed + low + 1, w->placed + low, (w->n - low) * sizeof *w->placed);
+    w->placed[low] = b;
+    w->n++;
 }
 
-/* Largest first, each at the lowest offset free for its whole life (greedy by size; Pisarchyk and Lee 2020). Those
- * placed are kept by offset, so that the search for a gap ends at the gap. */
-static int64_t place_blocks(struct block *block, size_t n)
+/* The stretch that an order is in; what the host writes before the step counts as order 0. */
+static size_t stretch_of(const struct windows *windows, int64_t order)
 {
-    const struct block **placed = malloc((n + 1) * sizeof *placed);
+    return (size_t)((order < 0 ? 0 : order) / windows->length);
+}
+
+/* The lowest offset that is free for the whole life of b. */
+static int64_t find_gap(const struct windows *windows, const struct block *b)
+{
+    size_t first = stretch_of(windows, b->first), last = stretch_of(windows, b->last);
+    const struct window *w = first == last ? &windows->part[first] : &windows->all;
+    int64_t at = 0;
+    for (size_t j = 0; j < w->n && w->placed[j]->offset < at + b->bytes; j++) {
+        const struct block *other = w->placed[j];
+        if (other->offset + other->bytes > at && other->first <= b->last && b->first <= other->last)
+            at = other->offset + other->bytes;
+    }
+    return at;
+}
+
+/* Largest first, each at the lowest offset free for its whole life (greedy by size; Pisarchyk and Lee 2020). `end`:
+ * the last order of all. */
+static int64_t place_blocks(struct block *block, size_t n, int64_t end)
+{
+    struct windows *windows = calloc(1, sizeof *windows);
     int64_t top = 0;
-    assert(placed);
+    assert(windows);
+    windows->length = end / WINDOWS + 1;
     qsort(block, n, sizeof *block, larger_first);
     for (size_t i = 0; i < n; i++) {
         struct block *b = &block[i];
-        int64_t at = 0;
-        for (size_t j = 0; j < i && placed[j]->offset < at + b->bytes; j++)
-            if (placed[j]->offset + placed[j]->bytes > at && placed[j]->first <= b->last && b->first <= placed[j]->last)
-                at = placed[j]->offset + placed[j]->bytes;
-        b->offset = at;
-        size_t place = sorted_place(placed, i, at);
-        memmove(placed + place + 1, placed + place, (i - place) * sizeof *placed);
-        placed[place] = b;
-        if (at + b->bytes > top)
-            top = at + b->bytes;
+        b->offset = find_gap(windows, b);
+        add_to_window(&windows->all, b);
+        for (size_t w = stretch_of(windows, b->first); w <= stretch_of(windows, b->last); w++)
+            add_to_window(&windows->part[w], b);
+        if (b->offset + b->bytes > top)
+            top = b->offset + b->bytes;
     }
-    free(placed);
+    for (size_t w = 0; w < WINDOWS; w++)
+        free(windows->part[w].placed);
+    free(windows->all.placed);
+    free(windows);
     return top;
 }
 
@@ -469,7 +509,7 @@ static int64_t place_transient(struct planner *s, uint32_t space, int64_t base)
     for (tn_value v = 1; v <= p->n_values; v++)
         if (p->values[v].space == space && s->parent[v] == v && !s->persistent[v] && s->last[v] >= 0 && s->bytes[v] > 0)
             block[n++] = (struct block){ .root = v, .bytes = s->bytes[v], .first = s->first[v], .last = s->last[v] };
-    int64_t bytes = place_blocks(block, n);
+    int64_t bytes = place_blocks(block, n, s->end + 1);
     for (size_t i = 0; i < n; i++)
         plan->offset[block[i].root] = base + block[i].offset;
     measure(s, space, block, n);
