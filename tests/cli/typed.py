@@ -56,6 +56,15 @@ class Typed(JobTest):
         self.refused(*layout(tp=2), *settings(gpt={"heads": 6, "hidden": 96, "kv_heads": 3}),
                      messages=[r"\[tp\] size: 2 and kv_heads = 3 do not divide each other; use 1"])
 
+    def test_stages(self):
+        """No stage without a layer, and none that gets fewer than was said."""
+        pp = {"strategies": {"chain": "pp"}}
+        self.refused(*settings(**pp, pp={"size": 3}),
+                     messages=[r"\[pp\] size: 3 .*for 2 layers: some would have none; use at most 2"])
+        for layers in ("2, 1", "1", "1, 1, 1", "2, 0"):
+            self.refused(*settings(**pp, pp={"size": 2, "layers": layers}),
+                         messages=[r"\[pp\] layers: these are not 2 numbers from 1 that add up to layers = 2"])
+
     def test_hidden(self):
         self.refused(*settings(gpt={"hidden": 66}),
                      messages=[r"\[gpt\] heads: 4 does not divide hidden = 66; use 3 or 6, or set head_dim"])

@@ -92,6 +92,8 @@ QWEN = {**LLAMA, "gpt.qkv_bias": "true", "gpt.qk_norm": "true"}
 TIED, UNTIED = {"gpt.tied": "true"}, {"gpt.tied": "false"}
 BF16 = {"precision.compute": "bf16"}
 MASKED = {"data.ignore": SPACE}
+# all but the digit 9: ranks and micro-batches without a target
+HARDLY_ANY = {"data.ignore": ", ".join(str(ord(token)) for token in " +:012345678")}
 PRINTED = {"data.validation": 0.2, "job.sample": "12+30:", "job.sample_tokens": 30, "job.temperature": 1}
 
 
@@ -170,6 +172,7 @@ def mixed_suite():
     for name, model in (("gpt2", {**GPT2, **TIED}), ("llama", {**LLAMA, **UNTIED})):
         groups += [
             Group(f"{name}, masked targets", {**model, **MASKED}, grid(tps=(1, 2))),
+            Group(f"{name}, hardly any target", {**model, **HARDLY_ANY}, [Layout(1, 4, parts=2), Layout(2, 2, "on", 4)]),
             Group(f"{name}, unequal shares", {**model, **MASKED}, uneven),
             Group(f"{name}, buckets", {**model, **odd_sizes}, buckets),
             Group(f"{name}, validation and sample", {**model, **PRINTED}, some + uneven[:1]),
