@@ -43,6 +43,8 @@ struct tn_op_info {
     const tn_value *in, *out; /* an absent optional one is 0 */
     const char *tag;
     tn_op source;         /* the op that this one was derived from, or 0 */
+    uint32_t like;        /* core opcode whose rules it follows (op_register.h): its own where it is a core op, or 0 */
+    uint32_t op_flags;    /* TN_OP_COMMUNICATES, of a plugin's op */
 };
 
 struct tn_program_api {

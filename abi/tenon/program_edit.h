@@ -100,6 +100,8 @@ struct tn_program_edit_api {
      * alone what another one has; `tenon check` counts both. what NULL: only asks; `who` is "" if
      * nobody has it. */
     const struct tn_claim *(*claim)(struct tn_program *p, tn_value v, const char *what, const char *key, uint32_t flags);
+    /* The op becomes one of another opcode, of the same inputs and outputs; attributes, names and links stay. */
+    void (*set_opcode)(struct tn_program *p, tn_op op, uint32_t opcode);
 };
 
 #ifdef __cplusplus

@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "program/ops.h"
+#include "program/ops_plugin.h"
 #include "program/program_api.h"
 
 #include <tenon/plan.h>
@@ -196,6 +197,13 @@ static const char *backends_below(const struct tn_host *host)
     return id_of(instance);
 }
 
+static tn_status ops_add(const struct tn_host *host, const struct tn_op_definition *definition, uint32_t *opcode)
+{
+    char error[256];
+    tn_status status = tn_op_add(id_of(instance_of(host)), definition, opcode, error, sizeof error);
+    return status == TN_OK ? TN_OK : host_fail(host, status, "%s", error);
+}
+
 static const void *host_get_api(const struct tn_host *host, const char *id)
 {
     static const struct tn_facts_api facts = { sizeof facts, facts_get };
@@ -204,6 +212,9 @@ static const void *host_get_api(const struct tn_host *host, const char *id)
         .peak = plan_peak, .seconds = tn_program_seconds, .away = plan_away,
     };
     static const struct tn_backends_api backends = { sizeof backends, backends_open, backends_below };
+    static const struct tn_ops_api ops = { sizeof ops, ops_add, tn_op_by_name };
+    if (strcmp(id, "tn.ops/1") == 0)
+        return &ops;
     if (strcmp(id, "tn.plan/1") == 0)
         return &plan;
     if (strcmp(id, "tn.facts/1") == 0)

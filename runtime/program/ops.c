@@ -1,4 +1,5 @@
-/* Ops: ops.def as a table with the runtime's rules (rules.h). Read-only after the first use. */
+/* Ops: ops.def as a table with the runtime's rules (rules.h), read-only after the first use; and what plugins registered
+ * (ops_plugin.c). */
 #include "program/ops.h"
 
 #include <assert.h>
@@ -6,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "program/ops_plugin.h"
 #include "program/rules.h"
 
 static struct tn_op_kind kinds[TN_OP_CORE_END] = {
@@ -16,21 +18,29 @@ static struct tn_op_kind kinds[TN_OP_CORE_END] = {
 #undef TN_OP
 };
 
-static char names_memory[16 << 10]; /* the words of ins and outs, NUL separated */
-static size_t names_used;
+uint32_t tn_op_words(const char *text)
+{
+    uint32_t n = 0;
+    for (text += strspn(text, " "); *text; text += strspn(text, " ")) {
+        text += strcspn(text, " ");
+        n++;
+    }
+    return n;
+}
 
-/* The words of "a b? c...", their marks cut off; returns how many. */
-static uint32_t words(const char *text, const char **names, uint32_t *required, int *variadic)
+/* The words of "a b? c...", their marks cut off and put one after the other at *memory; returns how many. */
+static uint32_t words(const char *text, const char **names, uint32_t *required, int *variadic, char **memory)
 {
     uint32_t n = 0;
     *required = 0;
     *variadic = 0;
     while (*text) {
         size_t length = strcspn(text, " "), bare = strcspn(text, " ?.");
-        assert(n < TN_OP_MOST_FIXED && names_used + bare + 1 <= sizeof names_memory);
-        char *name = names_memory + names_used;
+        assert(n < TN_OP_MOST_FIXED);
+        char *name = *memory;
         memcpy(name, text, bare);
-        names_used += bare + 1;
+        name[bare] = 0;
+        *memory += bare + 1;
         names[n++] = name;
         if (bare == length || text[bare] == '.')
             *required = n;
@@ -57,16 +67,31 @@ static void parse_alias(struct tn_op_kind *kind)
     }
 }
 
+static void parse_kind(struct tn_op_kind *kind, char **memory)
+{
+    uint32_t required;
+    int variadic;
+    kind->n_out = words(kind->outs, kind->out_names, &required, &variadic, memory);
+    kind->n_in_names = words(kind->ins, kind->in_names, &kind->min_in, &variadic, memory);
+    kind->max_in = variadic ? UINT32_MAX : kind->n_in_names;
+    parse_alias(kind);
+}
+
+int tn_op_kind_parse(struct tn_op_kind *kind)
+{
+    char *memory = malloc(strlen(kind->ins) + strlen(kind->outs) + 2); /* for the life of the process */
+    if (memory)
+        parse_kind(kind, &memory);
+    return memory != NULL;
+}
+
 static void parse_kinds(void)
 {
+    static char memory[16 << 10];
+    char *at = memory;
     for (uint32_t op = 1; op < TN_OP_CORE_END; op++) {
-        struct tn_op_kind *kind = &kinds[op];
-        uint32_t required;
-        int variadic;
-        kind->n_out = words(kind->outs, kind->out_names, &required, &variadic);
-        kind->n_in_names = words(kind->ins, kind->in_names, &kind->min_in, &variadic);
-        kind->max_in = variadic ? UINT32_MAX : kind->n_in_names;
-        parse_alias(kind);
+        assert((size_t)(at - memory) + strlen(kinds[op].ins) + strlen(kinds[op].outs) + 2 <= sizeof memory);
+        parse_kind(&kinds[op], &at);
     }
 }
 
@@ -75,6 +100,8 @@ static pthread_once_t parsed = PTHREAD_ONCE_INIT;
 const struct tn_op_kind *tn_op_kind(uint32_t opcode)
 {
     pthread_once(&parsed, parse_kinds);
+    if (opcode >= TN_OP_FIRST_PLUGIN)
+        return tn_op_plugin_kind(opcode);
     return opcode > TN_OP_NONE && opcode < TN_OP_CORE_END ? &kinds[opcode] : NULL;
 }
 
@@ -83,7 +110,7 @@ uint32_t tn_op_by_name(const char *name)
     for (uint32_t op = 1; op < TN_OP_CORE_END; op++)
         if (strcmp(kinds[op].name, name) == 0)
             return op;
-    return TN_OP_NONE;
+    return tn_op_plugin_find(name);
 }
 
 static const struct { uint32_t dtype; const char *name; } dtypes[] = {

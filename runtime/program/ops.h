@@ -19,6 +19,10 @@ struct tn_op_kind {
     int8_t must_alias[TN_OP_MOST_FIXED]; /* by output: input whose memory it is, or -1 */
     uint32_t may_alias[TN_OP_MOST_FIXED]; /* by output: bit mask of inputs */
 
+    /* of a plugin's op; NULL and 0 for the core's: */
+    const char *plugin;
+    uint32_t like, flags;          /* core opcode whose rules it has where its own are missing; TN_OP_COMMUNICATES */
+
     /* Sets dtype, rank and shape of the op's outputs, or records an error. */
     void (*shape)(struct tn_program *p, tn_op op);
     /* Rows of placements on `axis`; returns their number, at most `most`; 0: none. */
@@ -33,6 +37,11 @@ struct tn_op_kind {
 
 /* Seconds at the nominal rates of the ABI's plan.h. */
 double tn_program_seconds(const struct tn_program *p, tn_op op);
+
+/* For ops_plugin.c: number of words of ins or outs; fills what is parsed from the text of a kind, 0 without memory. */
+uint32_t tn_op_words(const char *text);
+int tn_op_kind_parse(struct tn_op_kind *kind);
+
 /* NULL for an unknown opcode. */
 const struct tn_op_kind *tn_op_kind(uint32_t opcode);
 uint32_t tn_op_by_name(const char *name); /* TN_OP_NONE if unknown */

@@ -56,7 +56,8 @@ static void api_op_info(const struct tn_program *p, tn_op op, struct tn_op_info 
     const struct tn_op_info full = {
         .struct_size = sizeof full, .opcode = o->opcode, .name = tn_op_kind(o->opcode)->name, .region = o->region,
         .layer = o->layer, .stage = o->stage, .n_in = o->n_in, .n_out = o->n_out, .in = o->in, .out = o->out,
-        .tag = o->tag, .source = o->source,
+        .tag = o->tag, .source = o->source, .op_flags = tn_op_kind(o->opcode)->flags,
+        .like = o->opcode < TN_OP_CORE_END ? o->opcode : tn_op_kind(o->opcode)->like,
     };
     fill(info, &full, sizeof full);
 }
@@ -472,6 +473,22 @@ static const struct tn_claim *api_claim(struct tn_program *p, tn_value v, const 
     return &p->claims[held ? held : p->n_claims].claim;
 }
 
+static void api_set_opcode(struct tn_program *p, tn_op op, uint32_t opcode)
+{
+    const struct tn_op_kind *kind = tn_op_kind(opcode);
+    if (!good_op(p, op))
+        return;
+    const struct tn_op_data *o = &p->ops[op];
+    if (!kind || o->n_in < kind->min_in || o->n_in > kind->max_in || o->n_out != kind->n_out) {
+        tn_program_error(p, op, "%s makes it %s, which takes other inputs or gives other outputs", p->actor,
+                         kind ? kind->name : "an op that does not exist");
+        return;
+    }
+    p->ops[op].opcode = opcode;
+    if (kind->shape)
+        kind->shape(p, op);
+}
+
 static const struct tn_program_edit_api edit_api = {
     .struct_size = sizeof edit_api,
     .at = api_at,
@@ -501,6 +518,7 @@ static const struct tn_program_edit_api edit_api = {
     .clear_flags = api_clear_flags,
     .value_copy = api_value_copy,
     .claim = api_claim,
+    .set_opcode = api_set_opcode,
 };
 
 const void *tn_program_api_get(const char *id)

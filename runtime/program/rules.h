@@ -11,6 +11,13 @@ typedef void tn_grad_rule(struct tn_program *p, tn_op op, struct tn_autodiff *ad
 typedef void tn_cost_rule(const struct tn_program *p, tn_op op, double *flops, double *bytes);
 typedef void tn_lower_rule(struct tn_program *p, tn_op op);
 
+/* The opcode that a rule goes by: of the core op that a plugin's op is like, or its own. */
+static inline uint32_t tn_rule_opcode(const struct tn_program *p, tn_op op)
+{
+    uint32_t opcode = p->ops[op].opcode, like = tn_op_kind(opcode)->like;
+    return like ? like : opcode;
+}
+
 #define shape_none NULL
 #define place_none NULL
 #define grad_none NULL
@@ -27,6 +34,8 @@ tn_place_rule place_embedding, place_linear, place_bias, place_same_linear, plac
     place_bias_gelu_dx, place_norm_dx, place_norm_dw, place_attention_dx, place_cross_entropy_dx, place_count_targets,
     place_scale_by, place_sumsq, place_optimizer, place_comm, place_dropout, place_attention_block,
     place_attention_block_dx;
+/* Rows as rules_place.c writes them, up to a NULL; each may become two. */
+int tn_place_rows(const struct tn_program *p, tn_op op, int32_t axis, const char *const *specs, struct tn_row *rows, int most);
 tn_grad_rule grad_embedding, grad_linear, grad_bias_add, grad_add, grad_gelu, grad_bias_gelu, grad_swiglu, grad_layernorm,
     grad_rmsnorm, grad_rope, grad_attention, grad_cross_entropy, grad_cast, grad_dropout;
 tn_cost_rule cost_memory, cost_linear, cost_attention, cost_cross_entropy, cost_comm, cost_free;

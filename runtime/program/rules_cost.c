@@ -42,7 +42,7 @@ void cost_linear(const struct tn_program *p, tn_op op, double *flops, double *by
 void cost_attention(const struct tn_program *p, tn_op op, double *flops, double *bytes)
 {
     cost_memory(p, op, flops, bytes);
-    uint32_t opcode = p->ops[op].opcode;
+    uint32_t opcode = tn_rule_opcode(p, op);
     int backward = opcode == TN_OP_ATTENTION_DX || opcode == TN_OP_ATTENTION_BLOCK_DX;
     tn_value k = p->ops[op].in[backward ? 2 : 1], q = p->ops[op].in[backward ? 1 : 0];
     int32_t rank;
@@ -67,7 +67,7 @@ void cost_comm(const struct tn_program *p, tn_op op, double *flops, double *byte
     double n = axis >= 0 && axis < p->mesh->n_axes ? p->mesh->axis[axis].size : 1, share = (n - 1) / n;
     double in = o->n_in ? local_bytes(p, o->in[0]) : 0, out = o->n_out ? local_bytes(p, o->out[0]) : 0;
     *flops = 0;
-    switch (o->opcode) {
+    switch (tn_rule_opcode(p, op)) {
     case TN_OP_STAGE_SUM:
     case TN_OP_ALL_REDUCE: *bytes = 2 * share * in; break;
     case TN_OP_ALL_GATHER: *bytes = share * out; break;

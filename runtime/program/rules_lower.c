@@ -163,17 +163,24 @@ static int64_t outer(const struct tn_program *p, tn_value v, int32_t dim)
 
 /* A value of v's type made by a layout op right before (input) or after (output) the collective. */
 static tn_value blocks(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, tn_value x, tn_value like, int32_t dim,
-                       int64_t parts)
+                       int64_t parts, int zigzag)
 {
-    const struct tn_attr attrs[] = { TN_ATTR_I("dim", dim), TN_ATTR_I("parts", parts) };
-    tn_value y = named(p, of, suffix, opcode, &x, 1, attrs, 2);
+    const struct tn_attr attrs[] = { TN_ATTR_I("dim", dim), TN_ATTR_I("parts", parts), TN_ATTR_I("order", TN_ORDER_ZIGZAG) };
+    tn_value y = named(p, of, suffix, opcode, &x, 1, attrs, zigzag ? 3 : 2);
     memcpy(p->values[y].place, p->values[like].place, sizeof p->values[y].place);
     memcpy(p->values[y].dims, p->values[like].dims, sizeof p->values[y].dims);
     p->values[y].grad_of = p->values[like].grad_of;
     return y;
 }
 
-/* Backends gather and scatter dense blocks by rank; along an inner dimension these are split before or merged after. */
+static int is_zigzag(const struct tn_program *p, tn_value v, int32_t axis)
+{
+    tn_placement place = p->values[v].place[axis];
+    return TN_PLACE_KIND(place) == TN_PLACE_SHARD && TN_PLACE_ORDER(place) == TN_ORDER_ZIGZAG;
+}
+
+/* Backends gather and scatter dense blocks by rank; along an inner dimension, and in zigzag order along any, these are
+ * split before or merged after. */
 void lower_comm(struct tn_program *p, tn_op op)
 {
     uint32_t opcode = p->ops[op].opcode;
@@ -181,17 +188,18 @@ void lower_comm(struct tn_program *p, tn_op op)
     int32_t split = (int32_t)tn_attr_i(p, op, opcode == TN_OP_ALL_TO_ALL ? "to" : "dim", -1);
     int32_t merge = (int32_t)tn_attr_i(p, op, opcode == TN_OP_ALL_TO_ALL ? "from" : "dim", -1);
     tn_value x = p->ops[op].in[0], y = p->ops[op].out[0];
-    int splits = opcode != TN_OP_ALL_GATHER && split >= 0 && outer(p, x, split) > 1;
-    int merges = opcode != TN_OP_REDUCE_SCATTER && merge >= 0 && outer(p, y, merge) > 1;
+    int order_in = is_zigzag(p, x, axis), order_out = is_zigzag(p, y, axis);
+    int splits = opcode != TN_OP_ALL_GATHER && split >= 0 && (outer(p, x, split) > 1 || order_out);
+    int merges = opcode != TN_OP_REDUCE_SCATTER && merge >= 0 && (outer(p, y, merge) > 1 || order_in);
     if (splits) {
         begin_at(p, op);
-        tn_value in = blocks(p, op, "blocks", TN_OP_SPLIT_BLOCKS, x, x, split, parts);
+        tn_value in = blocks(p, op, "blocks", TN_OP_SPLIT_BLOCKS, x, x, split, parts, order_out);
         p->ops[op].in[0] = in;
     }
     if (merges) {
         begin_at(p, op);
         p->insert_before = p->ops[op].next;
-        tn_value out = blocks(p, op, "merged", TN_OP_MERGE_BLOCKS, y, y, merge, parts);
+        tn_value out = blocks(p, op, "merged", TN_OP_MERGE_BLOCKS, y, y, merge, parts, order_in);
         tn_op made = p->values[out].def;
         take_over(p, y, out);
         p->ops[made].in[0] = y; /* its own input stays */

@@ -3,7 +3,7 @@
  * A row is written as one letter a value, "RR>R": R replicate, P partial(sum), M partial(max), F flat, a digit d or L (the last
  * dimension of the first input) shard(d), # each leading dimension of the first input in turn. Rows whose cuts do
  * not divide are left out, so that resolve only ever sees possible ones. Where a neighbour is cut in unequal parts
- * or zigzag order on this axis, each row stands a second time with that cut. */
+ * or zigzag order on this axis, or wanted so, each row stands a second time with that cut. */
 #include "passes/resolve.h"
 #include "program/rules.h"
 
@@ -30,6 +30,11 @@ static tn_placement variant_of(const struct tn_program *p, tn_op op, int32_t axi
         tn_placement place = v ? p->values[v].place[axis] : TN_PLACE_UNSET;
         if (TN_PLACE_KIND(place) == TN_PLACE_SHARD && (place & 0xffff0000u))
             return place & 0xffff0000u;
+    }
+    for (uint32_t i = 0; i < o->n_out; i++) { /* what a strategy would like */
+        tn_placement want = o->out[i] ? p->values[o->out[i]].want[axis] : TN_PLACE_UNSET;
+        if (TN_PLACE_KIND(want) == TN_PLACE_SHARD && (want & 0xffff0000u))
+            return want & 0xffff0000u;
     }
     return 0;
 }
@@ -152,6 +157,11 @@ static int add_all(struct rows r, const char *const *specs)
     return r.n;
 }
 
+int tn_place_rows(const struct tn_program *p, tn_op op, int32_t axis, const char *const *specs, struct tn_row *rows, int most)
+{
+    return add_all(begin(p, op, axis, rows, most), specs);
+}
+
 #define RULE(name, ...)                                                                                                \
     int place_##name(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)                \
     {                                                                                                                  \
@@ -206,7 +216,7 @@ int place_dropout(const struct tn_program *p, tn_op op, int32_t axis, struct tn_
 /* Scalars come last: c, lr and, for adamw, t. */
 int place_optimizer(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
 {
-    return alike(begin(p, op, axis, rows, most), "RF", p->ops[op].opcode == TN_OP_ADAMW ? 3 : 2);
+    return alike(begin(p, op, axis, rows, most), "RF", tn_rule_opcode(p, op) == TN_OP_ADAMW ? 3 : 2);
 }
 
 /* A dimension is cut by slower axes first. So where a collective changes the cut of a dimension along its axis, a
@@ -231,14 +241,14 @@ int place_comm(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row
 {
     struct rows r = begin(p, op, axis, rows, most);
     if (tn_attr_i(p, op, "axis", -1) != axis) {
-        int reduces = p->ops[op].opcode == TN_OP_ALL_REDUCE || p->ops[op].opcode == TN_OP_REDUCE_SCATTER;
+        int reduces = tn_rule_opcode(p, op) == TN_OP_ALL_REDUCE || tn_rule_opcode(p, op) == TN_OP_REDUCE_SCATTER;
         int n = alike(r, !reduces ? "RPMF" : tn_attr_i(p, op, "red", TN_RED_SUM) == TN_RED_MAX ? "RMF" : "RPF", 0);
         return without_inner_cuts(p, op, axis, rows, n);
     }
     int32_t dim = (int32_t)tn_attr_i(p, op, "dim", -1);
     tn_placement cut = dim < 0 ? TN_FLAT : TN_SHARD(dim);
     tn_placement in = p->values[p->ops[op].in[0]].place[axis], out = p->values[p->ops[op].out[0]].place[axis];
-    switch (p->ops[op].opcode) {
+    switch (tn_rule_opcode(p, op)) {
     case TN_OP_ALL_REDUCE: in = TN_PARTIAL(tn_attr_i(p, op, "red", 0)), out = TN_REPLICATE; break;
     case TN_OP_ALL_GATHER: in = cut | (in & 0xffff0000u), out = TN_REPLICATE; break;
     case TN_OP_REDUCE_SCATTER: in = TN_PARTIAL(tn_attr_i(p, op, "red", 0)), out = cut | (out & 0xffff0000u); break;
@@ -341,7 +351,7 @@ int place_norm_dx(const struct tn_program *p, tn_op op, int32_t axis, struct tn_
     struct rows r = begin(p, op, axis, rows, most);
     r.unit = tn_attr_i(p, op, "group", 0);
     r.unit_inputs = 1;
-    int layernorm = p->ops[op].opcode == TN_OP_LAYERNORM_DX;
+    int layernorm = tn_rule_opcode(p, op) == TN_OP_LAYERNORM_DX;
     add(&r, "RRRRRR>R");
     add(&r, layernorm ? "##R###>#" : "##R##>#");
     if (r.unit)
@@ -355,7 +365,7 @@ int place_norm_dw(const struct tn_program *p, tn_op op, int32_t axis, struct tn_
     struct rows r = begin(p, op, axis, rows, most);
     r.unit = tn_attr_i(p, op, "group", 0);
     r.unit_inputs = 1;
-    int layernorm = p->ops[op].opcode == TN_OP_LAYERNORM_DW;
+    int layernorm = tn_rule_opcode(p, op) == TN_OP_LAYERNORM_DW;
     add(&r, "RRRRRR>RR");
     add(&r, layernorm ? "####PP>PP" : "###P>P");
     if (r.unit)

@@ -94,7 +94,7 @@ void shape_same(struct tn_program *p, tn_op op)
     const struct tn_value_data *x = in(p, op, 0);
     if (!x)
         return;
-    uint32_t opcode = p->ops[op].opcode;
+    uint32_t opcode = tn_rule_opcode(p, op);
     int all_alike = opcode == TN_OP_ADD || opcode == TN_OP_SWIGLU || opcode == TN_OP_GELU_DX || opcode == TN_OP_ADD_N ||
                     opcode == TN_OP_ACCUMULATE;
     for (uint32_t i = 1; all_alike && i < p->ops[op].n_in; i++) {

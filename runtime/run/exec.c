@@ -179,7 +179,9 @@ int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_progra
             status = ask_device(machine, &d.desc, &bytes);
         undescribe(&d);
         if (status != TN_OK) {
-            snprintf(error, error_bytes, "the device has no kernel for %s = %s", flat->ops[op].name, d.desc.name);
+            const char *plugin = tn_op_kind(flat->ops[op].opcode)->plugin;
+            snprintf(error, error_bytes, "the device has no kernel for %s = %s%s%s%s", flat->ops[op].name, d.desc.name,
+                     plugin ? ", an op of " : "", plugin ? plugin : "", plugin ? " that no strategy of the chain has replaced" : "");
             free(asked.slot);
             return -1;
         }

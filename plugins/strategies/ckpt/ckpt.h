@@ -2,6 +2,7 @@
 #ifndef TENON_CKPT_H
 #define TENON_CKPT_H
 
+#include <tenon/op_register.h>
 #include <tenon/ops.h>
 #include <tenon/plan.h>
 #include <tenon/plugin.h>

@@ -77,7 +77,7 @@ static int runs_again(const struct recomputing *r, tn_value v, int32_t layer)
         return 0;
     if (value.kind == TN_KIND_ACCUMULATOR || op.opcode == TN_OP_SEND || op.opcode == TN_OP_RECV)
         return 0;
-    if (is_collective(op.opcode))
+    if (is_collective(op.opcode) || (op.op_flags & TN_OP_COMMUNICATES))
         return r->ckpt->resend;
     if (layer < r->choice->full)
         return 1;
