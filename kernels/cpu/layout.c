@@ -119,20 +119,21 @@ static tn_status bind_part(struct cpu *cpu, const struct tn_op_desc *op, struct 
 
 /* --- merge_blocks(x) -> y and split_blocks(x) -> y: `parts` dense blocks, and them joined along dim --- */
 
-enum { BLOCKS_DIM, BLOCKS_PARTS };
+enum { BLOCKS_DIM, BLOCKS_PARTS, BLOCKS_RUNS /* of a block along dim: 2 in zigzag order */ };
 
-/* Block `part`, its `to` on the joined side. */
+/* A run of a block, its `to` on the joined side. */
 static struct box block_box(const struct tn_kernel *k, const struct tn_tensor *joined, const struct tn_tensor *dense,
-                            int64_t part)
+                            int64_t run)
 {
     int32_t dim = (int32_t)k->i[BLOCKS_DIM];
-    int64_t parts = k->i[BLOCKS_PARTS], outer = product(joined, 0, dim);
-    int64_t row = product(joined, dim, joined->rank) * cpu_dtype_bytes(joined->dtype), piece = row / parts;
+    int64_t parts = k->i[BLOCKS_PARTS], runs = k->i[BLOCKS_RUNS], part = run / runs, half = run % runs;
+    int64_t outer = product(joined, 0, dim), row = product(joined, dim, joined->rank) * cpu_dtype_bytes(joined->dtype);
+    int64_t piece = row / parts, bytes = piece / runs, at = half ? 2 * parts - 1 - part : part;
     return (struct box){
-        .to = (char *)joined->data + part * piece,
-        .from = (char *)dense->data + part * outer * piece,
+        .to = (char *)joined->data + at * bytes,
+        .from = (char *)dense->data + part * outer * piece + half * bytes,
         .outer = outer,
-        .bytes = piece,
+        .bytes = bytes,
         .to_stride = row,
         .from_stride = piece,
     };
@@ -140,16 +141,16 @@ static struct box block_box(const struct tn_kernel *k, const struct tn_tensor *j
 
 static void run_merge_blocks(struct tn_kernel *k)
 {
-    for (int64_t part = 0; part < k->i[BLOCKS_PARTS]; part++) {
-        struct box box = block_box(k, &k->out[0], &k->in[0], part);
+    for (int64_t run = 0; run < k->i[BLOCKS_PARTS] * k->i[BLOCKS_RUNS]; run++) {
+        struct box box = block_box(k, &k->out[0], &k->in[0], run);
         copy_box(k->cpu, &box);
     }
 }
 
 static void run_split_blocks(struct tn_kernel *k)
 {
-    for (int64_t part = 0; part < k->i[BLOCKS_PARTS]; part++) {
-        struct box box = block_box(k, &k->in[0], &k->out[0], part);
+    for (int64_t run = 0; run < k->i[BLOCKS_PARTS] * k->i[BLOCKS_RUNS]; run++) {
+        struct box box = block_box(k, &k->in[0], &k->out[0], run);
         struct box reverse = { (char *)box.from, box.to, box.outer, box.bytes, box.from_stride, box.to_stride };
         copy_box(k->cpu, &reverse);
     }
@@ -159,13 +160,15 @@ static tn_status bind_blocks(struct cpu *cpu, const struct tn_op_desc *op, struc
 {
     bool merge = op->opcode == TN_OP_MERGE_BLOCKS;
     int64_t dim = cpu_attr_i(op, "dim", 0), parts = cpu_attr_i(op, "parts", 1);
+    int64_t runs = cpu_attr_i(op, "order", TN_ORDER_PLAIN) == TN_ORDER_ZIGZAG ? 2 : 1;
     CPU_REQUIRE(cpu_arity(k, 1, 1, 1) && cpu_alike(&k->in[0], &k->out[0]), "x and y of one dtype and size");
     CPU_REQUIRE(cpu_dtype_bytes(k->in[0].dtype) > 0, "a dtype of value.h");
     const struct tn_tensor *joined = merge ? &k->out[0] : &k->in[0];
     CPU_REQUIRE(dim >= 0 && dim < joined->rank, "a dim of its tensors");
-    CPU_REQUIRE(parts > 0 && joined->shape[dim] % parts == 0, "parts that divide the dimension");
+    CPU_REQUIRE(parts > 0 && joined->shape[dim] % (parts * runs) == 0, "parts that divide the dimension");
     k->i[BLOCKS_DIM] = dim;
     k->i[BLOCKS_PARTS] = parts;
+    k->i[BLOCKS_RUNS] = runs;
     k->run = merge ? run_merge_blocks : run_split_blocks;
     return TN_OK;
 }

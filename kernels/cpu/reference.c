@@ -494,10 +494,17 @@ static void blocks(const struct tn_op_desc *op)
     int64_t parts = cpu_attr_i(op, "parts", 1), piece = 1, n = cpu_elements(joined);
     for (int32_t d = (int32_t)cpu_attr_i(op, "dim", 0); d < joined->rank; d++)
         piece *= joined->shape[d];
+    int64_t row = piece, run = row / parts / 2;
     piece /= parts;
+    bool zigzag = cpu_attr_i(op, "order", 0) == TN_ORDER_ZIGZAG;
     for (int64_t i = 0; i < n; i++) {
-        int64_t block = i / piece % parts, outer = i / piece / parts;
-        int64_t dense = block * (n / parts) + outer * piece + i % piece;
+        int64_t at = i % row, outer = i / row, block = at / piece, within = at % piece;
+        if (zigzag) {
+            int64_t chunk = at / run;
+            block = chunk < parts ? chunk : 2 * parts - 1 - chunk;
+            within = at % run + (chunk < parts ? 0 : run);
+        }
+        int64_t dense = block * (n / parts) + outer * piece + within;
         set(out(op, 0), merge ? i : dense, get(in(op, 0), merge ? dense : i));
     }
 }

@@ -155,6 +155,13 @@ static void find_storages(struct planner *s)
         pad_flat(s, op);
 }
 
+/* 0 for an input `like`, which only says what an output is like. */
+static int reads(const struct tn_op_data *o, uint32_t input)
+{
+    int is_like = (o->opcode == TN_OP_VIEW && input == 1) || (o->opcode == TN_OP_RECV && input == 0);
+    return !is_like || input >= o->n_in;
+}
+
 static void note_uses(struct planner *s)
 {
     const struct tn_program *p = s->p;
@@ -167,7 +174,7 @@ static void note_uses(struct planner *s)
         const struct tn_op_data *o = &p->ops[op];
         for (uint32_t i = 0; i < o->n_in + o->n_out; i++) {
             tn_value v = i < o->n_in ? o->in[i] : o->out[i - o->n_in];
-            if (!v || (o->opcode == TN_OP_VIEW && i == 1)) /* like is not read */
+            if (!v || !reads(o, i))
                 continue;
             tn_value root = root_of(s, v, NULL);
             if (o->order < s->first[root])
@@ -226,7 +233,7 @@ static void add_wait(struct planner *s, tn_op comm, int64_t order, size_t *cap)
     const struct tn_op_data *o = &s->p->ops[comm];
     for (uint32_t i = 0; i < o->n_in + o->n_out; i++) {
         tn_value v = i < o->n_in ? o->in[i] : o->out[i - o->n_in];
-        tn_value root = v ? root_of(s, v, NULL) : 0;
+        tn_value root = v && reads(o, i) ? root_of(s, v, NULL) : 0;
         if (!root)
             continue;
         if (s->last[root] < order)
@@ -314,7 +321,7 @@ static void find_waits(struct planner *s)
         }
         wait_for_leaving(s, &leaving, op, &cap);
         for (uint32_t i = 0; i < o->n_in; i++)
-            if (o->in[i])
+            if (o->in[i] && reads(o, i))
                 wait_for(s, s->pending[root_of(s, o->in[i], NULL)], o->order, &cap);
         for (uint32_t i = 0; i < o->n_out; i++) {
             tn_value root = root_of(s, o->out[i], NULL);
@@ -323,7 +330,7 @@ static void find_waits(struct planner *s)
         }
         if (!runs_beside(o->opcode))
             continue;
-        for (uint32_t i = 0; i < o->n_in; i++) {
+        for (uint32_t i = 0; i < o->n_in && reads(o, i); i++) {
             if (!o->in[i])
                 continue;
             tn_value root = root_of(s, o->in[i], NULL);

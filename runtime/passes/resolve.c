@@ -76,7 +76,7 @@ static double conversion_cost(const struct tn_program *p, tn_value v, int32_t ax
     }
     if (a == TN_PLACE_SHARD && b == TN_PLACE_SHARD && TN_PLACE_DIM(from) != TN_PLACE_DIM(to) && !uneven)
         return bytes / p->mesh->axis[axis].size;
-    if (a == TN_PLACE_REPLICATE && (b == TN_PLACE_SHARD || b == TN_PLACE_FLAT))
+    if (a == TN_PLACE_REPLICATE && TN_PLACE_ORDER(to) == TN_ORDER_PLAIN && (b == TN_PLACE_SHARD || b == TN_PLACE_FLAT))
         return bytes / 1024; /* a local slice: about nothing, but not chosen for nothing */
     return INFINITY;
 }

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum source { FEED_TOKENS, FEED_LABELS, FEED_POSITIONS, FEED_SCALAR };
+enum source { FEED_TOKENS, FEED_LABELS, FEED_POSITIONS, FEED_INDEX, FEED_SCALAR };
 
 struct fed {
     enum source source;
@@ -59,6 +59,16 @@ static void find_indices(struct tn_feed *feed, const struct tn_program *p, tn_va
     feed->sequence = value->shape[first + 1];
 }
 
+/* The index of each token that this rank has of a sequence: one row. */
+static void find_index(struct tn_feed *feed, const struct tn_program *p, tn_value v, struct fed *fed)
+{
+    fed->rows = 1;
+    fed->row = tn_arena_alloc(&feed->memory, sizeof *fed->row);
+    fed->column = tn_arena_alloc(&feed->memory, (size_t)p->values[v].shape[0] * sizeof *fed->column);
+    fed->columns = tn_local_indices(p, v, 0, fed->column);
+    fed->host = tn_arena_alloc(&feed->memory, (size_t)fed->columns * sizeof *fed->host);
+}
+
 static void add(struct tn_feed *feed, const struct tn_program *p, tn_value v)
 {
     static const struct { const char *name; enum source source; } known[] = {
@@ -73,6 +83,10 @@ static void add(struct tn_feed *feed, const struct tn_program *p, tn_value v)
             continue;
         fed->source = known[i].source;
         find_indices(feed, p, v, micro, fed);
+    }
+    if (value->rank == 1 && strcmp(value->name, "index") == 0) {
+        fed->source = FEED_INDEX;
+        find_index(feed, p, v, fed);
     }
     if (fed->row || value->rank == 0)
         feed->n++;
@@ -118,7 +132,7 @@ tn_status tn_feed_rows(struct tn_feed *feed, const int32_t *tokens, const int32_
             status = write_rows(feed, fed, tokens);
         else if (fed->source == FEED_LABELS && labels)
             status = write_rows(feed, fed, labels);
-        else if (fed->source == FEED_POSITIONS)
+        else if (fed->source == FEED_POSITIONS || fed->source == FEED_INDEX)
             status = write_rows(feed, fed, NULL);
     }
     return status;

@@ -353,7 +353,47 @@ def offload_suite():
             Group("gpt2, tied, validation and sample, offload", {**gpt2, **PRINTED}, few)]
 
 
-SUITES = {"offload": offload_suite, "pipeline": pipeline_suite, "gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
+METHODS = ({"cp__method": "ring"}, {"cp__method": "all_gather"}, {"cp__method": "all_to_all"})
+RING, GATHER, EXCHANGE = METHODS
+
+
+def contexts():
+    """cp by itself: each method on two and four ranks (three for the ring), with and without zigzag."""
+    plain, zigzag = {"cp__zigzag": "off"}, {"cp__zigzag": "on"}
+    return ([Chain("cp", n, cp=size, **m, **z) for m in METHODS for size, n, z in ((2, 2, plain), (2, 1, zigzag), (4, 1, zigzag))] +
+            [Chain("cp", cp=4, **plain), Chain("cp", 2, cp=1), Chain("cp", cp=2, **GATHER, cp__regather="off")])
+
+
+def context_mixes():
+    """cp with each other strategy."""
+    full, sp, plain = {"ckpt__recompute": "full"}, {"tp__sequence_parallel": "on"}, {"cp__zigzag": "off"}
+    return ([Chain("tp, cp", tp=2, cp=2, **m) for m in METHODS] + [Chain("tp, cp", 2, tp=2, cp=2, **sp, **m) for m in METHODS] +
+            [Chain("cp, dp", 2, cp=2, dp=2), Chain("dp, cp", dp=2, cp=2, **GATHER), Chain("cp, dp", cp=2, dp=2, **EXCHANGE, **plain),
+             Chain("cp, fsdp", 2, cp=2, fsdp=2), Chain("fsdp, cp", fsdp=2, cp=2, **GATHER, fsdp__level="gradients"),
+             Chain("cp, fsdp", cp=2, fsdp=2, **EXCHANGE, fsdp__level="optimizer"),
+             Chain("cp, pp", 2, cp=2, pp=2), Chain("cp, pp", 2, cp=2, pp=2, **GATHER, pp__schedule="zero-bubble"),
+             Chain("cp, pp", 2, cp=2, pp=2, **EXCHANGE), Chain("ckpt, cp", cp=2), Chain("ckpt, cp", 2, cp=2, **full),
+             Chain("ckpt, cp", 2, cp=2, **full, ckpt__resend="on"), Chain("ckpt, cp", cp=2, **GATHER, ckpt__resend="on"),
+             Chain("ckpt, cp", cp=2, **EXCHANGE, **full), Chain("cp, offload", 2, cp=2, offload__min_size=0),
+             Chain("ckpt, tp, cp, fsdp, pp", 2, tp=2, cp=2, fsdp=2, pp=2, **sp, **full)])
+
+
+def context_suite():
+    gpt2, llama = {**GPT2, **TIED}, {**LLAMA, **UNTIED, **MASKED}
+    few = [Chain("cp", 2, cp=2), Chain("cp", cp=4, **GATHER), Chain("cp", cp=2, **EXCHANGE),
+           Chain("tp, cp", tp=2, cp=2, tp__sequence_parallel="on")]
+    kv = {"gpt.kv_heads": 2}
+    return [
+        Group("gpt2, tied", gpt2, contexts()), Group("llama, untied, masked targets", llama, contexts() + context_mixes()),
+        Group("llama, fewer key heads than tp", {**llama, **kv}, [Chain("tp, cp", tp=4, cp=2), Chain("tp, cp", tp=4, cp=2, **GATHER)]),
+        Group("llama, one key head, biases, normed heads", {**QWEN, "gpt.kv_heads": 1, **TIED}, few[:2] + few[3:]),
+        Group("gpt2, tied, bf16", {**gpt2, **BF16, **MASKED}, few, precision="bf16"),
+        Group("llama, untied, bf16", {**llama, **BF16}, few, precision="bf16"),
+        Group("llama, SGD", {**llama, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, few[:2]),
+    ]
+
+
+SUITES = {"context": context_suite, "offload": offload_suite, "pipeline": pipeline_suite, "gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
           "mixed": mixed_suite, "bf16": bf16_suite, "sharded": sharded_suite}
 
 

@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include <string.h>
+
 #include "cpu_compare.h"
 
 static const uint32_t dtypes[] = { TN_F32, TN_BF16, TN_I32, TN_I64, TN_U8 };
@@ -77,10 +79,31 @@ static void blocks(struct harness *h)
                 COMPARE(h, TN_OP_MERGE_BLOCKS, HARNESS_T(x), HARNESS_T(y), HARNESS_A(along, parts_of), 0);
                 COMPARE(h, TN_OP_SPLIT_BLOCKS, HARNESS_T(y), HARNESS_T(back), HARNESS_A(along, parts_of), 0);
                 check_same_bytes(x, back);
+                if (6 % (2 * count) == 0) {
+                    struct tn_attr zigzag = TN_ATTR_I("order", TN_ORDER_ZIGZAG);
+                    COMPARE(h, TN_OP_MERGE_BLOCKS, HARNESS_T(x), HARNESS_T(y), HARNESS_A(along, parts_of, zigzag), 0);
+                    COMPARE(h, TN_OP_SPLIT_BLOCKS, HARNESS_T(y), HARNESS_T(back), HARNESS_A(along, parts_of, zigzag), 0);
+                    check_same_bytes(x, back);
+                }
                 harness_clear(h);
             }
         }
     }
+}
+
+/* Two blocks of four rows: tokens 0 1 6 7 and 2 3 4 5. */
+static void zigzag(void **state)
+{
+    static const float blocks_of[] = { 0, 1, 6, 7, 2, 3, 4, 5 };
+    struct harness h;
+    harness_open(&h, 1, 0);
+    struct tn_tensor *x = harness_tensor(&h, TN_F32, 1, 8), *y = harness_like(&h, TN_F32, x);
+    memcpy(x->data, blocks_of, sizeof blocks_of);
+    assert_int_equal(HARNESS_RUN(&h, TN_OP_MERGE_BLOCKS, HARNESS_T(x), HARNESS_T(y),
+                                 HARNESS_A(TN_ATTR_I("dim", 0), TN_ATTR_I("parts", 2), TN_ATTR_I("order", TN_ORDER_ZIGZAG))), TN_OK);
+    for (int n = 0; n < 8; n++)
+        harness_check(y, n, n, 0);
+    harness_close(&h);
 }
 
 /* Large enough for more than one thread, in one piece and in many. */
@@ -127,6 +150,7 @@ int main(void)
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_flat_parts),
         cmocka_unit_test(test_blocks),
+        cmocka_unit_test(zigzag),
         cmocka_unit_test(test_large),
         cmocka_unit_test(wrong_shapes_are_refused),
     };
