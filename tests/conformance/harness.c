@@ -126,6 +126,8 @@ static void seat_init(struct seat *s, const struct world *w, const char *test, s
         s->rank.below[i].above = i ? &s->rank.below[i - 1] : &s->rank.host;
     }
     s->rank.bootstrap = loopback_bootstrap(lb, rank);
+    if (w->hosts) /* neighbours on one host, as launchers place them */
+        s->rank.bootstrap.host_id += (uint64_t)(rank * w->hosts / n);
 }
 
 static int run_threads(struct seat *seats, const struct world *w, const char *test, struct loopback *lb, int32_t n,

@@ -41,6 +41,7 @@ struct world {
     int32_t n_below;
     const char *overrides;
     int use_threads;
+    int32_t hosts;     /* that the ranks seem to be on; 0: one */
     int expect_killed; /* this rank is meant to be killed; -1: none */
     double limit_s;
 };

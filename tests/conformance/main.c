@@ -5,6 +5,7 @@
  *   --test NAME   only that one
  *   --set "key=value ..."  options of the backend, or of the layer
  *   --over PATH   what is tested is a layer over this plugin, which may be one over the next --over
+ *   --hosts N     ranks are told that they are on N hosts, and cannot share memory across them
  *
  *   --joined FILE one rank of those that mpirun started, which meet in FILE; with --test
  *
@@ -80,8 +81,8 @@ static int run_one(struct world *w, const struct test *t, int32_t n)
 static int usage(const char *name)
 {
     fprintf(stderr,
-            "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] [--joined FILE] "
-            "PLUGIN.so\n",
+            "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] [--hosts N] "
+            "[--joined FILE] PLUGIN.so\n",
             name);
     return 2;
 }
@@ -100,6 +101,8 @@ int main(int argc, char **argv)
             only = argv[++i];
         else if (strcmp(argv[i], "--joined") == 0 && i + 1 < argc)
             joined = argv[++i];
+        else if (strcmp(argv[i], "--hosts") == 0 && i + 1 < argc)
+            w.hosts = atoi(argv[++i]);
         else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc)
             w.overrides = argv[++i];
         else if (strcmp(argv[i], "--over") == 0 && i + 1 < argc && w.n_below < MAX_LAYERS)

@@ -98,6 +98,7 @@ struct tn_request {
     uint32_t under_way; /* sends and fetches that UCX has */
     uint8_t is_ended;   /* the caller has its outcome */
     uint8_t is_started;
+    uint64_t waited_ns; /* for since then; 0: not yet */
     /* collectives (ops.c) */
     uint8_t way;
     uint32_t expected, got;   /* messages */
@@ -134,6 +135,7 @@ struct tn_comm {
     int32_t n, me;
     int32_t *ranks;
     uint8_t spans_hosts;
+    uint8_t *greeted; /* in comm_create: members that know of this rank */
     struct ucx_flow *flows;
     const void **sources; /* scratch of a reduction */
 
@@ -153,8 +155,9 @@ struct tn_comm {
     struct tn_comm_error error;
     char error_text[512];
     /* trouble */
-    uint64_t asked;
-    uint8_t *answers; /* 0 none, 1 not there yet, 2 there */
+    uint64_t asked, asked_ns; /* collective, when last */
+    uint32_t round;           /* of asking, from 1; 0: nobody was asked */
+    struct ucx_answer { uint32_t round; uint8_t is_there; } *answers;
     uint8_t is_split; /* members disagree on collective split_at */
     uint64_t split_at, split_ns;
     struct ucx_call *calls;
@@ -311,7 +314,9 @@ void ucx_comm_fail(struct tn_comm *c, const struct tn_request *r, tn_status stat
     TN_PRINTF(5, 6);
 tn_status ucx_failure(struct tn_comm *c); /* TN_OK, or why it cannot be used; told to the host */
 tn_status ucx_last_error(struct tn_comm *c, struct tn_comm_error *error);
-/* The world rank that the request waits for; -1: not known. Asks the members, for a moment. */
+/* Asks the members whether they have come, now and then while a wait goes on. */
+void ucx_ask(struct tn_request *r, uint64_t now);
+/* The world rank that the request waits for; -1: not known. Asks the members once more, for a moment. */
 int32_t ucx_missing(struct tn_request *r, uint64_t patience_ns);
 void ucx_peer_failed(struct backend *b, int32_t rank, ucs_status_t status);
 void ucx_look_at_dead(struct backend *b, uint64_t now);

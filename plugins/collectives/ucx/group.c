@@ -155,7 +155,7 @@ static int32_t greet_all(struct tn_comm *c, const struct ucx_joining *j)
     int32_t missing = -1;
     for (int32_t i = 1; i < c->n; i++) {
         int32_t m = (c->me + i) % c->n;
-        if ((!greet(c, m, &c->answers[m]) || !j->joined[m]) && (missing < 0 || m < missing))
+        if ((!greet(c, m, &c->greeted[m]) || !j->joined[m]) && (missing < 0 || m < missing))
             missing = m;
     }
     return missing;
@@ -218,6 +218,7 @@ void ucx_comm_free(struct tn_comm *c)
     host->release(host, c->flows);
     host->release(host, c->sources);
     host->release(host, c->answers);
+    host->release(host, c->greeted);
     host->release(host, c->calls);
     host->release(host, c);
 }
@@ -242,9 +243,10 @@ static struct tn_comm *new_comm(struct backend *b, const char *name, const int32
     c->ranks = zeroed(b->host, k * sizeof *c->ranks);
     c->flows = zeroed(b->host, k * sizeof *c->flows);
     c->sources = zeroed(b->host, k * sizeof *c->sources);
-    c->answers = zeroed(b->host, k);
+    c->answers = zeroed(b->host, k * sizeof *c->answers);
+    c->greeted = zeroed(b->host, k);
     c->calls = zeroed(b->host, k * sizeof *c->calls);
-    if (!c->ranks || !c->flows || !c->sources || !c->answers || !c->calls) {
+    if (!c->ranks || !c->flows || !c->sources || !c->answers || !c->greeted || !c->calls) {
         ucx_comm_free(c);
         return NULL;
     }
@@ -306,7 +308,6 @@ tn_status ucx_comm_create(void *self, const char *name, const int32_t *ranks, in
         return status;
     }
     forget_joining(b, c->key, c->turn);
-    memset(c->answers, 0, (size_t)n); /* which said who was greeted */
     made->times++;
     ucx_adopt_orphans(c);
     *comm = c;

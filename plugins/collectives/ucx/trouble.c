@@ -1,9 +1,9 @@
 /* Trouble: errors and their texts, who is missing, who is gone, members that call different things.
  *
- * Who is missing is asked only when a wait has run out or a rank has died: each member answers whether it has come to
- * the collective in question; one that does not answer in time is dead, stopped, cut off or busy elsewhere, and is as
- * missing as one that has not come. That costs nothing as long as all goes well, and names the cause rather than the
- * neighbour that waits for it, too.
+ * Who is missing is asked only once a wait takes long: each member answers whether it has come to the collective in
+ * question; one that does not answer is dead, stopped, cut off or busy elsewhere, and is as missing as one that has not
+ * come. That costs nothing as long as all goes well, and names the cause rather than the neighbour that waits for it,
+ * too.
  *
  * Members that call different things: whoever sees a message that does not fit its operation tells all what it calls
  * itself, and so does everyone who hears that. Each compares with member 0, so all come to the same verdict. */
@@ -16,7 +16,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SPLIT_NS = 1000 * 1000 * 1000, DEAD_NS = 1000 * 1000 * 1000, PATIENCE_NS = 200 * 1000 * 1000 };
+enum { SPLIT_NS = 1000 * 1000 * 1000, DEAD_NS = 1000 * 1000 * 1000, PATIENCE_NS = 200 * 1000 * 1000,
+       ASK_NS = 400 * 1000 * 1000, ANSWER_NS = 100 * 1000 * 1000 };
 
 /* ---- names ---- */
 
@@ -148,7 +149,27 @@ static void tell_all(struct tn_comm *c, struct ucx_head head)
 void ucx_answer(struct tn_comm *c, const struct ucx_head *h)
 {
     if (h->number == c->asked)
-        c->answers[h->from] = h->piece ? 2 : 1;
+        c->answers[h->from] = (struct ucx_answer){ c->round, h->piece != 0 };
+}
+
+static void ask_all(struct tn_comm *c, uint64_t number, uint64_t now)
+{
+    if (c->asked != number || !c->round) {
+        memset(c->answers, 0, (size_t)c->n * sizeof *c->answers);
+        c->round = 0;
+    }
+    c->asked = number;
+    c->asked_ns = now;
+    c->round++;
+    tell_all(c, notice(c, KIND_ASK, number, 0));
+}
+
+void ucx_ask(struct tn_request *r, uint64_t now)
+{
+    struct tn_comm *c = r->comm;
+    int is_new = !c->round || c->asked != r->number;
+    if (r->op < OP_SEND && now - (is_new ? r->waited_ns : c->asked_ns) >= ASK_NS)
+        ask_all(c, r->number, now);
 }
 
 static int is_gone(const struct backend *b, int32_t rank)
@@ -157,10 +178,19 @@ static int is_gone(const struct backend *b, int32_t rank)
     return p->is_dead || (p->is_near && kill(p->pid, 0) < 0 && errno == ESRCH);
 }
 
-static int32_t first_member(const struct tn_comm *c, int must_be_gone)
+static int32_t first_gone(const struct tn_comm *c)
 {
     for (int32_t i = 0; i < c->n; i++)
-        if (i != c->me && (must_be_gone ? is_gone(c->backend, c->ranks[i]) : c->answers[i] != 2))
+        if (i != c->me && is_gone(c->backend, c->ranks[i]))
+            return c->ranks[i];
+    return -1;
+}
+
+/* The answers to the round before this one count, while those to this one are on their way. */
+static int32_t first_absent(const struct tn_comm *c, int are_late)
+{
+    for (int32_t i = 0; i < c->n; i++)
+        if (i != c->me && (!c->answers[i].is_there || c->answers[i].round + (are_late ? 0 : 1) < c->round))
             return c->ranks[i];
     return -1;
 }
@@ -168,7 +198,7 @@ static int32_t first_member(const struct tn_comm *c, int must_be_gone)
 static int have_all_answered(const struct tn_comm *c)
 {
     for (int32_t i = 0; i < c->n; i++)
-        if (i != c->me && !c->answers[i])
+        if (i != c->me && c->answers[i].round < c->round)
             return 0;
     return 1;
 }
@@ -176,23 +206,22 @@ static int have_all_answered(const struct tn_comm *c)
 int32_t ucx_missing(struct tn_request *r, uint64_t patience_ns)
 {
     struct tn_comm *c = r->comm;
+    uint64_t now = ucx_now(), until_ns = now + patience_ns;
     if (r->op >= OP_SEND)
         return c->ranks[r->peer];
-    int32_t gone = first_member(c, 1);
+    int32_t gone = first_gone(c);
     if (gone >= 0)
         return gone;
     if (patience_ns) {
-        uint64_t until_ns = ucx_now() + patience_ns;
-        memset(c->answers, 0, (size_t)c->n);
-        c->asked = r->number;
-        tell_all(c, notice(c, KIND_ASK, r->number, 0));
+        ask_all(c, r->number, now);
         while (r->status == TN_PENDING && !have_all_answered(c) && ucx_now() < until_ns)
             if (!ucx_advance(c->backend))
                 ucx_sleep(c->backend, until_ns);
-    } else if (c->asked != r->number) {
-        return -1;
+        return r->status == TN_PENDING ? first_absent(c, 1) : -1;
     }
-    return r->status == TN_PENDING ? first_member(c, 0) : -1;
+    if (!c->round || c->asked != r->number || (c->round == 1 && now - c->asked_ns < ANSWER_NS))
+        return -1;
+    return first_absent(c, now - c->asked_ns >= ANSWER_NS);
 }
 
 /* ---- who is gone ---- */

@@ -142,6 +142,8 @@ static void look_around(struct tn_request *r, uint64_t now)
         ucx_gone(r);
     else if (b->has_dead && r->status == TN_PENDING)
         ucx_look_at_dead(b, now);
+    if (r->status == TN_PENDING && r->waited_ns)
+        ucx_ask(r, now);
 }
 
 static tn_status give_up(struct tn_request *r, uint64_t timeout_ns)
@@ -171,6 +173,7 @@ tn_status ucx_wait(struct tn_request *r, uint64_t timeout_ns)
         uint64_t now = ucx_now();
         if (!began_ns) {
             began_ns = active_ns = now;
+            r->waited_ns = r->waited_ns ? r->waited_ns : now;
             end_ns = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
         }
         if (happened)
