@@ -332,45 +332,36 @@ RULE(bias_gelu_dx, "RRRR>RR", "##RP>#P", "LL00>L0")                   /* dy x b 
 RULE(count_targets, "R>R", "0>P", "1>P", "2>P")                       /* labels > n */
 RULE(sumsq, "R>R")                                                    /* each input by itself: resolve.c */
 
-/* x w b? > y mean? rstd. With groups the last dimension may be cut between them. */
+/* Norms: whole, along each leading dimension, and with groups also between them along the last one. */
+static int norm_rows(struct rows r, const char *whole, const char *leading, const char *groups)
+{
+    r.unit = tn_attr_i(r.p, r.op, "group", 0);
+    r.unit_inputs = 1;
+    add(&r, whole);
+    add(&r, leading);
+    if (r.unit)
+        add(&r, groups);
+    return r.n;
+}
+
+/* x w b? > y mean? rstd */
 int place_norm(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
 {
-    struct rows r = begin(p, op, axis, rows, most);
-    r.unit = tn_attr_i(p, op, "group", 0);
-    r.unit_inputs = 1;
-    add(&r, "RRR>RRR");
-    add(&r, "#RR>###");
-    if (r.unit)
-        add(&r, "LR>LL");
-    return r.n;
+    return norm_rows(begin(p, op, axis, rows, most), "RRR>RRR", "#RR>###", "LR>LL");
 }
 
 /* dy x w mean? rstd res? > dx */
 int place_norm_dx(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
 {
-    struct rows r = begin(p, op, axis, rows, most);
-    r.unit = tn_attr_i(p, op, "group", 0);
-    r.unit_inputs = 1;
-    int layernorm = tn_rule_opcode(p, op) == TN_OP_LAYERNORM_DX;
-    add(&r, "RRRRRR>R");
-    add(&r, layernorm ? "##R###>#" : "##R##>#");
-    if (r.unit)
-        add(&r, "LLRLL>L");
-    return r.n;
+    const char *leading = tn_rule_opcode(p, op) == TN_OP_LAYERNORM_DX ? "##R###>#" : "##R##>#";
+    return norm_rows(begin(p, op, axis, rows, most), "RRRRRR>R", leading, "LLRLL>L");
 }
 
 /* dy x mean? rstd acc.. > dw db? */
 int place_norm_dw(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
 {
-    struct rows r = begin(p, op, axis, rows, most);
-    r.unit = tn_attr_i(p, op, "group", 0);
-    r.unit_inputs = 1;
-    int layernorm = tn_rule_opcode(p, op) == TN_OP_LAYERNORM_DW;
-    add(&r, "RRRRRR>RR");
-    add(&r, layernorm ? "####PP>PP" : "###P>P");
-    if (r.unit)
-        add(&r, "LLLP>P");
-    return r.n;
+    const char *leading = tn_rule_opcode(p, op) == TN_OP_LAYERNORM_DW ? "####PP>PP" : "###P>P";
+    return norm_rows(begin(p, op, axis, rows, most), "RRRRRR>RR", leading, "LLLP>P");
 }
 
 /* x pos > y: linear in x, whole heads. */

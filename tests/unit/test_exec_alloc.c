@@ -1,10 +1,7 @@
 /* The step path neither allocates nor frees: whole jobs are trained in process, and every call of the allocator and
  * of mmap, by whichever library and thread, is counted while a step runs. One exception, which the library leaves no
  * way around: dnnl_primitive_execute makes its table of arguments anew in each call. Those few blocks are told by
- * their caller, must be small, and must all be given back.
- *
- *     test_exec_alloc              all cases, each in a process of its own; TAP
- *     test_exec_alloc CASE FOLDER  one case: launches its ranks, or is one of them
+ * their caller, must be small, and must all be given back. Cases are jobs (job_cases.h).
  *
  * The allocator's names are defined here, so that plugins, oneDNN and OpenMP call these; tn_exec_step is wrapped by
  * the linker. */
@@ -17,12 +14,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "job.h"
-#include "scratch.h"
+#include "job_cases.h"
 
 #include <tenon/host.h>
 
@@ -162,11 +157,7 @@ tn_status __wrap_tn_exec_step(struct tn_exec *exec)
 
 /* the cases */
 
-static const struct {
-    const char *name;
-    int ranks;
-    const char *set[8];
-} cases[] = {
+static const struct job_case cases[] = {
     { "gpt2, one rank", 1, { "gpt.family=gpt2" } },
     { "gpt2, one rank, two threads", 1, { "gpt.family=gpt2", "cpu.threads=2" } },
     { "gpt2, bf16, dropout", 1, { "gpt.family=gpt2", "precision.compute=bf16", "gpt.dropout=0.1" } },
@@ -177,6 +168,8 @@ static const struct {
     { "gpt2, tp = 2, sequence parallel", 2,
       { "gpt.family=gpt2", "strategies.chain=tp", "tp.sequence_parallel=on", "data.micro_batches=2" } },
     { "gpt2, dp = 2, small buckets", 2, { "gpt.family=gpt2", "strategies.chain=dp", "dp.bucket=32K" } },
+    { "llama, bf16, fsdp = 2, micro-batches", 2,
+      { "gpt.family=llama", "precision.compute=bf16", "strategies.chain=fsdp", "data.micro_batches=2" } },
     { "gpt2, activations and states in host memory", 1,
       { "gpt.family=gpt2", "strategies.chain=offload", "offload.min_size=0", "offload.optimizer=host" } },
     { "llama, dp = 2, activations and states on disk, micro-batches", 2,
@@ -209,39 +202,11 @@ static int judge(void)
     return 1;
 }
 
-/* As `tenon run` does it. */
-static int run_rank(struct tn_job *job, int ranks)
+static int train(int n, struct tn_job *job, struct tn_rank *rank)
 {
-    struct tn_rank rank;
-    char error[512];
-    if (ranks > 1 && tn_rank_init(&rank, 10000000000u, error, sizeof error) != TN_OK) {
-        fprintf(stderr, "# %s\n", error);
-        return 1;
-    }
-    int code = tn_job_train(job, ranks > 1 ? &rank : NULL, NULL, NULL);
-    if (code == 0)
-        code = judge();
-    if (ranks > 1 && code == 0)
-        tn_rank_finish(&rank);
-    return code;
-}
-
-static int run_case(int n, const char *folder, char **argv)
-{
-    size_t n_set = 0;
-    struct tn_job job;
-    char path[512];
-    if (cases[n].ranks > 1 && !getenv("RANK"))
-        return tn_launch_local(cases[n].ranks, argv);
-    while (n_set < 8 && cases[n].set[n_set])
-        n_set++;
-    snprintf(path, sizeof path, "%s/job.ini", folder);
-    int code = 1;
-    if (tn_job_open(&job, path, cases[n].set, n_set, cases[n].ranks) == 0)
-        code = run_rank(&job, cases[n].ranks);
-    tn_diag_print(&job.diag, stderr);
-    tn_job_close(&job);
-    return code;
+    (void)n;
+    int code = tn_job_train(job, rank, NULL, NULL);
+    return code ? code : judge();
 }
 
 /* A counter that counts nothing would let everything pass. */
@@ -258,39 +223,15 @@ static int counts(void)
     return atomic_load(&calls) == 5 && atomic_load(&bytes_asked) == 10 + 4096 + sizeof "in another library";
 }
 
-static int run_all(char *self)
+static const struct job_case *at(int n)
 {
-    int failed = 0;
-    scratch_open();
-    scratch_text("job.ini", manifest);
-    FILE *text = fopen(scratch_path("a.txt"), "w");
-    for (int i = 0; text && i < 1000; i++)
-        fprintf(text, "A step takes what it was given, the %dth time as the first.\n", i);
-    if (!text || fclose(text) != 0)
-        return 1;
-    printf("1..%d\n%s 1 - counts\n", CASES + 1, counts() ? "ok" : "not ok");
-    for (int n = 0; n < CASES; n++) {
-        char number[12];
-        snprintf(number, sizeof number, "%d", n);
-        fflush(stdout);
-        pid_t child = fork();
-        if (child == 0) {
-            dup2(STDERR_FILENO, STDOUT_FILENO); /* of the jobs: not TAP */
-            execl("/proc/self/exe", self, number, scratch_folder, (char *)NULL);
-            _exit(127);
-        }
-        int status = -1;
-        int good = child > 0 && waitpid(child, &status, 0) == child && status == 0;
-        printf("%s %d - %s\n", good ? "ok" : "not ok", n + 2, cases[n].name);
-        failed += !good;
-    }
-    scratch_close();
-    return failed > 0;
+    return &cases[n];
 }
 
 int main(int argc, char **argv)
 {
-    if (argc == 3)
-        return run_case(atoi(argv[1]), argv[2], argv);
-    return run_all(argv[0]);
+    static const struct job_cases all = { .manifest = manifest, .n = CASES, .at = at, .train = train, .first = counts,
+                                          .first_name = "counts",
+                                          .line = "A step takes what it was given, the %dth time as the first.\n" };
+    return job_cases_main(&all, argc, argv);
 }

@@ -1,7 +1,5 @@
 /* A step whose gradients are not finite changes nothing: no parameter, no optimizer state, on no rank, to the bit.
- *
- *     test_skip              all cases, each in a process of its own; TAP
- *     test_skip CASE FOLDER  one case: launches its ranks, or is one of them
+ * Cases are jobs (job_cases.h).
  *
  * After step 1 one rank gets an element of a parameter poisoned; after the steps that this spoils, it is restored and
  * everything is compared with what it was. The steps after those must go on as if nothing had been. */
@@ -9,28 +7,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "job.h"
-#include "scratch.h"
+#include "job_cases.h"
 
 enum { SPOILT = 2, STEPS = 6 };
 
 static const struct {
-    const char *name;
-    int ranks, poisoned_rank;
+    struct job_case job;
+    int poisoned_rank;
     float poison;
     const char *param; /* part of its name */
-    const char *set[8];
 } cases[] = {
-    { "one rank, NaN", 1, 0, NAN, "q_proj", { "gpt.kv_heads=2" } },
-    { "one rank, infinity, sgd", 1, 0, INFINITY, "norm", { "optimizer.kind=sgd" } },
-    { "one rank, bf16, micro-batches", 1, 0, NAN, "lm_head", { "precision.compute=bf16", "data.micro_batches=4" } },
-    { "one rank, no clipping", 1, 0, NAN, "o_proj", { "optimizer.clip=0" } },
-    { "tp = 2, the other rank's part", 2, 1, NAN, "down_proj", { "strategies.chain=tp" } },
-    { "dp = 2, one replica", 2, 1, INFINITY, "k_proj", { "strategies.chain=dp" } },
-    { "tp = 2, dp = 2", 4, 2, NAN, "up_proj", { "strategies.chain=tp, dp", "tp.size=2", "dp.size=2" } },
+    { { "one rank, NaN", 1, { "gpt.kv_heads=2" } }, 0, NAN, "q_proj" },
+    { { "one rank, infinity, sgd", 1, { "optimizer.kind=sgd" } }, 0, INFINITY, "norm" },
+    { { "one rank, bf16, micro-batches", 1, { "precision.compute=bf16", "data.micro_batches=4" } }, 0, NAN, "lm_head" },
+    { { "one rank, no clipping", 1, { "optimizer.clip=0" } }, 0, NAN, "o_proj" },
+    { { "tp = 2, the other rank's part", 2, { "strategies.chain=tp" } }, 1, NAN, "down_proj" },
+    { { "dp = 2, one replica", 2, { "strategies.chain=dp" } }, 1, INFINITY, "k_proj" },
+    { { "tp = 2, dp = 2", 4, { "strategies.chain=tp, dp", "tp.size=2", "dp.size=2" } }, 2, NAN, "up_proj" },
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -137,76 +131,24 @@ static void see_step(void *ctx, const struct tn_step_report *report)
         complain(w, step, "training did not go on");
 }
 
-static int run_rank(struct tn_job *job, int n)
+static int train(int n, struct tn_job *job, struct tn_rank *rank)
 {
-    struct tn_rank rank = { 0 };
-    char error[512];
-    int ranks = cases[n].ranks;
-    if (ranks > 1 && tn_rank_init(&rank, 10000000000u, error, sizeof error) != TN_OK) {
-        fprintf(stderr, "# %s\n", error);
-        return 1;
-    }
-    struct witness w = { .n = n, .rank = rank.rank };
+    struct witness w = { .n = n, .rank = rank ? rank->rank : 0 };
     struct tn_observer observer = { .ctx = &w, .params = start, .step = see_step };
     tn_arena_init(&w.memory);
-    int code = tn_job_train(job, ranks > 1 ? &rank : NULL, NULL, &observer) || w.failed;
+    int code = tn_job_train(job, rank, NULL, &observer) || w.failed;
     tn_arena_finish(&w.memory);
-    if (ranks > 1 && code == 0)
-        tn_rank_finish(&rank);
     return code;
 }
 
-static int run_case(int n, const char *folder, char **argv)
+static const struct job_case *at(int n)
 {
-    size_t n_set = 0;
-    struct tn_job job;
-    char path[512];
-    if (cases[n].ranks > 1 && !getenv("RANK"))
-        return tn_launch_local(cases[n].ranks, argv);
-    while (n_set < 8 && cases[n].set[n_set])
-        n_set++;
-    snprintf(path, sizeof path, "%s/job.ini", folder);
-    int code = 1;
-    if (tn_job_open(&job, path, cases[n].set, n_set, cases[n].ranks) == 0)
-        code = run_rank(&job, n);
-    tn_diag_print(&job.diag, stderr);
-    tn_job_close(&job);
-    return code;
-}
-
-static int run_all(char *self)
-{
-    int failed = 0;
-    scratch_open();
-    scratch_text("job.ini", manifest);
-    FILE *text = fopen(scratch_path("a.txt"), "w");
-    for (int i = 0; text && i < 1000; i++)
-        fprintf(text, "What was not done %d times need not be undone.\n", i);
-    if (!text || fclose(text) != 0)
-        return 1;
-    printf("1..%d\n", CASES);
-    for (int n = 0; n < CASES; n++) {
-        char number[12];
-        snprintf(number, sizeof number, "%d", n);
-        fflush(stdout);
-        pid_t child = fork();
-        if (child == 0) {
-            dup2(STDERR_FILENO, STDOUT_FILENO); /* of the jobs: not TAP */
-            execl("/proc/self/exe", self, number, scratch_folder, (char *)NULL);
-            _exit(127);
-        }
-        int status = -1;
-        int good = child > 0 && waitpid(child, &status, 0) == child && status == 0;
-        printf("%s %d - %s\n", good ? "ok" : "not ok", n + 1, cases[n].name);
-        failed += !good;
-    }
-    scratch_close();
-    return failed > 0;
+    return &cases[n].job;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc == 3)
-        return run_case(atoi(argv[1]), argv[2], argv);
-    return run_all(argv[0]);
+    static const struct job_cases all = { .manifest = manifest, .line = "What was not done %d times need not be undone.\n",
+                                          .n = CASES, .at = at, .train = train };
+    return job_cases_main(&all, argc, argv);
 }
