@@ -1,33 +1,27 @@
-/* Matrix products: linear, linear_dx, linear_dw, each one oneDNN matmul primitive on the tensors as they lie.
+/* Matrix products: linear, linear_dx, linear_dw, on the tensors as they lie, whatever is transposed.
  *
- * A transposed operand is a matter of strides: oneDNN's block GEMM copies it in panels anyway, and measured within a
- * few percent of packing it beforehand (docs/decisions/cpu-gemm.md). Accumulation is the primitive's sum post-op, so
- * dw is read and written once. Where oneDNN has no bf16 products (no AVX-512), bf16 operands are widened to f32 in
- * scratch. Scratch comes from the workspace; all that oneDNN allocates while it runs are the few
- * small blocks of its argument table. */
+ * With AVX-512 our own core (product.c) does those of more than a few rows; all else is one oneDNN matmul primitive.
+ * docs/decisions/cpu-gemm.md has the figures. Accumulation is part of the product, so dw is read and written once.
+ * Where oneDNN has no bf16 products (no AVX-512), bf16 operands are widened to f32 in scratch. Scratch comes from the
+ * workspace; the core allocates nothing, oneDNN the few small blocks of its argument table. */
 #include <limits.h>
 
 #include <oneapi/dnnl/dnnl.h>
 
 #include "check.h"
-
-/* c [m, n] (+)= a [m, k] b [k, n] (+ bias [n]); a_trans: a lies as [k, m], b_trans: b lies as [n, k]. */
-struct product {
-    int64_t m, n, k;
-    int a_trans, b_trans;
-    uint32_t dtype, c_dtype; /* of a and b; of c */
-    int has_bias, accumulate;
-};
+#include "product.h"
 
 /* How it is done: as it lies, or widened; and where things are in the scratch. */
 struct plan {
-    struct product product; /* that the primitive computes: f32 where widened */
+    int own;                    /* by our own core; nothing else of this holds then but bytes */
+    struct cpu_product product; /* that the primitive computes: f32 where widened */
     int widened, narrow_c;  /* a and b are widened; so is c, and narrowed afterwards */
     uint64_t b_at, c_at, primitive_at, bytes;
 };
 
 /* kernel->state */
 struct gemm {
+    struct cpu_parts *parts; /* or else: */
     dnnl_primitive_t primitive;
     dnnl_memory_t a, b, bias, c, scratch;
     dnnl_exec_arg_t args[5];
@@ -96,10 +90,10 @@ static int sides_of(const struct tn_op_desc *op, struct sides *s)
     return s->x && s->y && s->w;
 }
 
-static struct product product_of(const struct sides *s)
+static struct cpu_product product_of(const struct sides *s)
 {
     int64_t t = cpu_rows(s->x), in = cpu_cols(s->x), out = cpu_cols(s->y);
-    struct product p = { .dtype = s->x->dtype, .c_dtype = s->x->dtype, .has_bias = s->bias != NULL,
+    struct cpu_product p = { .dtype = s->x->dtype, .c_dtype = s->x->dtype, .has_bias = s->bias != NULL,
                          .accumulate = s->acc != NULL };
     if (s->opcode == TN_OP_LINEAR) {
         p.m = t, p.n = out, p.k = in, p.b_trans = s->trans;
@@ -111,7 +105,7 @@ static struct product product_of(const struct sides *s)
     return p;
 }
 
-static tn_status read_product(struct cpu *cpu, const struct tn_op_desc *op, struct product *p)
+static tn_status read_product(struct cpu *cpu, const struct tn_op_desc *op, struct cpu_product *p)
 {
     struct sides s;
     if (!sides_of(op, &s))
@@ -176,7 +170,7 @@ static dnnl_primitive_attr_t attributes(int accumulate)
 }
 
 /* NULL if oneDNN refuses it. */
-static dnnl_primitive_desc_t describe(struct cpu *cpu, const struct product *p)
+static dnnl_primitive_desc_t describe(struct cpu *cpu, const struct cpu_product *p)
 {
     dnnl_memory_desc_t a = matrix_desc(p->m, p->k, p->a_trans, p->dtype);
     dnnl_memory_desc_t b = matrix_desc(p->k, p->n, p->b_trans, p->dtype);
@@ -199,14 +193,14 @@ static uint64_t aligned(uint64_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-static int is_empty(const struct product *p)
+static int is_empty(const struct cpu_product *p)
 {
     return p->m == 0 || p->n == 0 || p->k == 0;
 }
 
 static void widen_plan(struct plan *plan)
 {
-    struct product *p = &plan->product;
+    struct cpu_product *p = &plan->product;
     plan->widened = 1;
     plan->narrow_c = p->c_dtype == TN_BF16;
     p->dtype = p->c_dtype = TN_F32;
@@ -216,11 +210,16 @@ static void widen_plan(struct plan *plan)
 }
 
 /* Fills *plan and gives oneDNN's descriptor, which the caller destroys; NULL if there is none, or nothing to do. */
-static dnnl_primitive_desc_t make_plan(struct cpu *cpu, const struct product *p, struct plan *plan)
+static dnnl_primitive_desc_t make_plan(struct cpu *cpu, const struct cpu_product *p, struct plan *plan)
 {
     *plan = (struct plan){ .product = *p };
     if (is_empty(p))
         return NULL;
+    plan->own = cpu_product_takes(cpu, p);
+    if (plan->own) {
+        plan->bytes = cpu_product_scratch(cpu, p);
+        return NULL;
+    }
     dnnl_primitive_desc_t desc = describe(cpu, p);
     if (!desc && p->dtype == TN_BF16) {
         widen_plan(plan);
@@ -237,6 +236,7 @@ static void release(struct tn_kernel *kernel)
     struct gemm *g = kernel->state;
     if (!g)
         return;
+    cpu_parts_destroy(kernel->cpu, g->parts);
     dnnl_memory_destroy(g->a);
     dnnl_memory_destroy(g->b);
     dnnl_memory_destroy(g->bias);
@@ -289,6 +289,12 @@ static void run(struct tn_kernel *kernel)
                                kernel->name);
 }
 
+static void run_own(struct tn_kernel *kernel)
+{
+    const struct gemm *g = kernel->state;
+    cpu_parts_run(g->parts);
+}
+
 static void widen(const struct cpu *cpu, char *to, const void *from, int64_t n)
 {
 #pragma omp parallel for num_threads(cpu_team(cpu, n)) schedule(static)
@@ -308,7 +314,7 @@ static void run_widened(struct tn_kernel *kernel)
 {
     const struct gemm *g = kernel->state;
     const struct plan *plan = &g->plan;
-    const struct product *p = &plan->product;
+    const struct cpu_product *p = &plan->product;
     char *scratch = kernel->scratch;
     widen(kernel->cpu, scratch, g->a_data, p->m * p->k);
     widen(kernel->cpu, scratch + plan->b_at, g->b_data, p->k * p->n);
@@ -323,10 +329,19 @@ static void run_widened(struct tn_kernel *kernel)
 static void run_empty(struct tn_kernel *kernel)
 {
     struct gemm *g = kernel->state;
-    const struct product *p = &g->plan.product;
+    const struct cpu_product *p = &g->plan.product;
     size_t bytes = (size_t)(p->m * p->n) * (p->c_dtype == TN_BF16 ? 2 : 4);
     if (!p->accumulate && bytes)
         memset(g->c_data, 0, bytes);
+}
+
+static int prepare_own(struct gemm *g, struct tn_kernel *kernel)
+{
+    const struct cpu_product_data data = { g->a_data, g->b_data, g->plan.product.has_bias ? kernel->in[2].data : NULL,
+                                           g->c_data, kernel->scratch };
+    kernel->run = run_own;
+    g->parts = cpu_parts_create(kernel->cpu, &g->plan.product, &data);
+    return g->parts != NULL;
 }
 
 static tn_status bind_gemm(struct cpu *cpu, struct tn_kernel *kernel, const struct plan *plan, int swapped,
@@ -343,6 +358,8 @@ static tn_status bind_gemm(struct cpu *cpu, struct tn_kernel *kernel, const stru
     kernel->state = g;
     kernel->release = release;
     kernel->run = !desc ? run_empty : plan->widened ? run_widened : run;
+    if (plan->own && !prepare_own(g, kernel))
+        return cpu->host->fail(cpu->host, TN_NO_MEMORY, "no memory for a kernel of %s", kernel->name);
     if (desc && !prepare(g, kernel, desc))
         return cpu->host->fail(cpu->host, TN_ERROR, "cpu: %s: oneDNN cannot make the product", kernel->name);
     return TN_OK;
@@ -350,7 +367,7 @@ static tn_status bind_gemm(struct cpu *cpu, struct tn_kernel *kernel, const stru
 
 static tn_status bind(struct cpu *cpu, const struct tn_op_desc *op, struct tn_kernel *kernel)
 {
-    struct product p;
+    struct cpu_product p;
     struct plan plan;
     tn_status status = read_product(cpu, op, &p);
     if (status != TN_OK)
@@ -360,7 +377,7 @@ static tn_status bind(struct cpu *cpu, const struct tn_op_desc *op, struct tn_ke
     dnnl_primitive_desc_t desc = make_plan(cpu, &p, &plan);
     /* dw = dy^T x with trans: the operands change places. */
     int swapped = op->opcode == TN_OP_LINEAR_DW && cpu_attr_i(op, "trans", 0) != 0;
-    if (!desc && !is_empty(&p))
+    if (!desc && !plan.own && !is_empty(&p))
         status = refuse(cpu, op, "oneDNN has no matmul for these dtypes and shapes");
     else if (kernel->out[0].data || is_empty(&p)) /* not only asked: in `supports` no code is made */
         status = bind_gemm(cpu, kernel, &plan, swapped, desc);
@@ -370,7 +387,7 @@ static tn_status bind(struct cpu *cpu, const struct tn_op_desc *op, struct tn_ke
 
 static uint64_t workspace(struct cpu *cpu, const struct tn_op_desc *op)
 {
-    struct product p;
+    struct cpu_product p;
     struct plan plan;
     if (read_product(cpu, op, &p) != TN_OK)
         return 0;
