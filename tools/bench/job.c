@@ -252,6 +252,21 @@ static void start(struct bench_world *w, const struct bench_options *o, int whic
     meet(w, e);
 }
 
+/* A device may measure how fast it is whenever it is made. All backends, and all ranks, shall have the same model: that
+ * of the first job, at rank 0's speed. */
+static void share_model(struct bench_world *w, struct entrant *entrant, int n)
+{
+    double mine = entrant[0].job.device_info.peak_flops_f32, first = mine;
+    bench_tell(w, &first, sizeof first);
+    double scale = mine > 0 && first > 0 ? mine / first : 1;
+    struct idle_device *model = &entrant[0].device;
+    for (size_t i = 0; i < model->n; i++)
+        model->kernel[i].seconds *= scale;
+    for (int k = 1; k < n; k++)
+        if (entrant[k].device.n == model->n)
+            memcpy(entrant[k].device.kernel, model->kernel, model->n * sizeof *model->kernel);
+}
+
 static void stop(struct entrant *e)
 {
     e->table->comm_destroy(e->world);
@@ -475,6 +490,7 @@ int bench_job_run(const struct bench_options *o, struct bench_world *w)
     m.entrant = bench_alloc((size_t)m.n * sizeof *m.entrant);
     for (int i = 0; i < m.n; i++)
         start(w, o, i, &m.entrant[i]);
+    share_model(w, m.entrant, m.n);
     json_t *about = bench_about(o, w);
     for (int i = 0; i < m.n && about; i++)
         bench_about_add(about, m.entrant[i].name, &m.entrant[i].job);
