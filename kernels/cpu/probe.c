@@ -13,7 +13,7 @@
 
 #include "device.h"
 
-enum { SIDE = 256, MATRIX_BYTES = SIDE * SIDE * 4, COPY_BYTES = 32 << 20 };
+enum { SIDE = 256, MATRIX_BYTES = SIDE * SIDE * 4, COPY_BYTES = 32 << 20, ARGS = 4 };
 static const double GEMM_SECONDS = 0.02, COPY_SECONDS = 0.03;
 static const double LAUNCH_SECONDS = 2e-6; /* of any op, in the cost model */
 
@@ -24,40 +24,49 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A product of SIDE x SIDE matrices by one thread; NULL where oneDNN has none of that dtype. */
-static dnnl_primitive_t make_product(struct cpu *cpu, const dnnl_memory_desc_t *md)
+/* A product of SIDE x SIDE matrices by one thread, whose scratch is given: oneDNN's own would be mapped anew in each
+ * call, which takes a good part of so short a product. NULL where oneDNN has none of that dtype. */
+static dnnl_primitive_t make_product(struct cpu *cpu, const dnnl_memory_desc_t *md, dnnl_memory_desc_t *scratch)
 {
     dnnl_matmul_desc_t desc;
+    dnnl_primitive_attr_t attr = NULL;
     dnnl_primitive_desc_t pd = NULL;
     dnnl_primitive_t primitive = NULL;
     omp_set_num_threads(1);
-    if (dnnl_matmul_desc_init(&desc, md, md, NULL, md) == dnnl_success &&
-        dnnl_primitive_desc_create(&pd, &desc, NULL, cpu->engine, NULL) == dnnl_success &&
-        dnnl_primitive_create(&primitive, pd) != dnnl_success)
-        primitive = NULL;
+    if (dnnl_primitive_attr_create(&attr) == dnnl_success &&
+        dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user) == dnnl_success &&
+        dnnl_matmul_desc_init(&desc, md, md, NULL, md) == dnnl_success &&
+        dnnl_primitive_desc_create(&pd, &desc, attr, cpu->engine, NULL) == dnnl_success) {
+        *scratch = *dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+        if (dnnl_primitive_create(&primitive, pd) != dnnl_success)
+            primitive = NULL;
+    }
     dnnl_primitive_desc_destroy(pd);
+    dnnl_primitive_attr_destroy(attr);
     omp_set_num_threads(cpu->threads);
     return primitive;
 }
 
 /* Best rate of the calling thread within the time given. */
-static double repeat_product(struct cpu *cpu, dnnl_primitive_t primitive, const dnnl_memory_desc_t *md, char *memory)
+static double repeat_product(struct cpu *cpu, dnnl_primitive_t primitive, const dnnl_memory_desc_t *md,
+                             const dnnl_memory_desc_t *scratch, char *memory)
 {
-    static const int arg_ids[3] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST };
-    dnnl_exec_arg_t args[3] = { { 0, NULL }, { 0, NULL }, { 0, NULL } };
+    static const int arg_ids[ARGS] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD };
+    dnnl_exec_arg_t args[ARGS] = { { 0, NULL } };
     double best = 0, start = now();
     int ok = 1;
-    for (int n = 0; n < 3 && ok; n++) {
+    for (int n = 0; n < ARGS && ok; n++) {
         args[n].arg = arg_ids[n];
-        ok = dnnl_memory_create(&args[n].memory, md, cpu->engine, memory + n * MATRIX_BYTES) == dnnl_success;
+        ok = dnnl_memory_create(&args[n].memory, n == ARGS - 1 ? scratch : md, cpu->engine, memory + n * MATRIX_BYTES) ==
+             dnnl_success;
     }
     for (int n = 0; ok && (n < 4 || now() - start < GEMM_SECONDS); n++) {
         double before = now();
-        ok = dnnl_primitive_execute(primitive, cpu->stream, 3, args) == dnnl_success;
+        ok = dnnl_primitive_execute(primitive, cpu->stream, ARGS, args) == dnnl_success;
         double rate = 2.0 * SIDE * SIDE * SIDE / (now() - before);
         best = rate > best ? rate : best;
     }
-    for (int n = 0; n < 3; n++)
+    for (int n = 0; n < ARGS; n++)
         dnnl_memory_destroy(args[n].memory);
     return best;
 }
@@ -65,18 +74,19 @@ static double repeat_product(struct cpu *cpu, dnnl_primitive_t primitive, const 
 /* Sum over the threads. */
 static double measure_flops(struct cpu *cpu, dnnl_data_type_t dtype)
 {
-    dnnl_memory_desc_t md;
+    dnnl_memory_desc_t md, scratch;
     dnnl_dims_t dims = { SIDE, SIDE };
     double sum = 0;
     if (dnnl_memory_desc_init_by_tag(&md, 2, dims, dtype, dnnl_ab) != dnnl_success)
         return 0;
-    dnnl_primitive_t primitive = make_product(cpu, &md);
-    size_t bytes = (size_t)cpu->threads * 3 * MATRIX_BYTES;
+    dnnl_primitive_t primitive = make_product(cpu, &md, &scratch);
+    size_t each = primitive ? 3 * MATRIX_BYTES + (dnnl_memory_desc_get_size(&scratch) + 63) / 64 * 64 : 0;
+    size_t bytes = (size_t)cpu->threads * each;
     char *memory = primitive ? aligned_alloc(64, bytes) : NULL;
     if (memory) {
         memset(memory, 0, bytes);
 #pragma omp parallel num_threads(cpu->threads) reduction(+ : sum)
-        sum += repeat_product(cpu, primitive, &md, memory + (size_t)omp_get_thread_num() * 3 * MATRIX_BYTES);
+        sum += repeat_product(cpu, primitive, &md, &scratch, memory + (size_t)omp_get_thread_num() * each);
     }
     free(memory);
     dnnl_primitive_destroy(primitive);
