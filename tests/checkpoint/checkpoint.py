@@ -82,7 +82,9 @@ class Resume(CheckpointTest):
 
     def check_other_layouts(self, *model):
         """From layout to layout, two steps each, beside one rank throughout."""
-        layouts = (chain(tp=2), chain(fsdp=2, pp=2), chain(dp=2), chain(fsdp=3), chain(tp=2, fsdp=2, dp=2), [])
+        away = settings(strategies={"chain": "fsdp, offload"}, fsdp={"size": 3},
+                        offload={"min_size": 0, "optimizer": "host"})
+        layouts = (chain(tp=2), chain(fsdp=2, pp=2), chain(cp=2), chain(fsdp=3), chain(tp=2, cp=2, fsdp=2), away, [])
         self.train("whole", 2 * len(layouts), *model, metrics="whole.jsonl")
         whole = self.losses("whole.jsonl")
         for steps, layout in zip(range(2, 2 * len(layouts) + 1, 2), layouts):

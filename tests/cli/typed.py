@@ -65,6 +65,13 @@ class Typed(JobTest):
             self.refused(*settings(**pp, pp={"size": 2, "layers": layers}),
                          messages=[r"\[pp\] layers: these are not 2 numbers from 1 that add up to layers = 2"])
 
+    def test_zigzag(self):
+        """A sequence that does not divide loses no tokens, it is refused."""
+        for sequence, size, works in ((30, 2, "1, 3, 5 or 15"), (32, 3, "1, 2, 4, 8 or 16")):
+            self.refused(*settings(strategies={"chain": "cp"}, cp={"size": size}, data={"sequence": sequence}),
+                         messages=[r"\[cp\] size: the sequence of %d tokens does not divide by %d, two runs on each of %d "
+                                   "ranks; use %s, or" % (sequence, 2 * size, size, works)])
+
     def test_hidden(self):
         self.refused(*settings(gpt={"hidden": 66}),
                      messages=[r"\[gpt\] heads: 4 does not divide hidden = 66; use 3 or 6, or set head_dim"])

@@ -390,6 +390,7 @@ def context_suite():
         Group("gpt2, tied, bf16", {**gpt2, **BF16, **MASKED}, few, precision="bf16"),
         Group("llama, untied, bf16", {**llama, **BF16}, few, precision="bf16"),
         Group("llama, SGD", {**llama, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, few[:2]),
+        Group("gpt2, hardly any target", {**gpt2, **HARDLY_ANY}, few),
     ]
 
 
