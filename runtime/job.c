@@ -24,11 +24,14 @@ static void build(struct tn_job *job, struct tn_program *p, int mode, int64_t ba
 {
     const struct tn_model *model = tn_instance_table(&job->model);
     struct tn_build what = { .struct_size = sizeof what, .batch = batch, .sequence = sequence,
-                             .mode = mode == TN_PROGRAM_SAMPLE ? TN_BUILD_LOGITS : TN_BUILD_TRAIN };
+                             .mode = mode == TN_PROGRAM_SAMPLE ? TN_BUILD_LOGITS : TN_BUILD_TRAIN,
+                             .flags = mode != TN_PROGRAM_SAMPLE && job->settings.separate ? TN_BUILD_DOCUMENTS : 0 };
     p->actor = job->model.library.plugin->id;
     p->at_region = TN_REGION_FORWARD;
     if (model->build(job->model.self, p, &what) != TN_OK && p->n_errors == 0)
         tn_program_error(p, 0, "%s: %s", p->actor, tn_instance_message(&job->model));
+    if (what.flags && p->n_errors == 0 && !tn_value_find(p, "start"))
+        tn_program_error(p, 0, "[data] documents: %s takes no documents apart; use documents = joined", p->actor);
 }
 
 /* place or lower of every strategy in chain order; each is an arrow of its own. */

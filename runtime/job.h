@@ -162,6 +162,9 @@ double tn_lr_at(const struct tn_settings *settings, int64_t step);
 struct tn_feed;
 struct tn_feed *tn_feed_new(const struct tn_exec *exec, const struct tn_program *flat);
 void tn_feed_destroy(struct tn_feed *feed); /* accepts NULL */
+/* For the batches to come: index of the first token of each token's document in its row; NULL: rows are one document.
+ * Must live until the next tn_feed_rows is done. */
+void tn_feed_starts(struct tn_feed *feed, const int32_t *starts);
 /* Global batch: tokens and labels [micro_batches * batch][sequence]; labels may be NULL. */
 tn_status tn_feed_rows(struct tn_feed *feed, const int32_t *tokens, const int32_t *labels);
 /* Nothing if the program has no such input. */

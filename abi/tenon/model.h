@@ -14,11 +14,19 @@ struct tn_build {
     uint32_t mode;    /* TN_BUILD_* */
     int64_t batch;    /* sequences in one micro-batch, over all ranks */
     int64_t sequence; /* tokens in each */
+    uint32_t flags;   /* TN_BUILD_DOCUMENTS */
+    uint32_t reserved;
 };
 enum {
     TN_BUILD_TRAIN = 1, /* inputs tokens, labels, positions; the loss flagged TN_VALUE_LOSS */
     TN_BUILD_LOGITS = 2 /* inputs tokens, positions; logits [batch, sequence, vocab] flagged
                            TN_VALUE_OUTPUT */
+};
+
+enum {
+    TN_BUILD_DOCUMENTS = 1 /* a sequence holds several documents, which see nothing of each other: one more input,
+                              start i32 [batch, sequence], is the index in the sequence of the first token of each
+                              token's document, before which attention looks at no key; positions count from there */
 };
 
 /* The inputs are i32 [batch, sequence] with dims "batch", "sequence". A label below 0 is

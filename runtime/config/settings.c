@@ -26,6 +26,7 @@
 
 /* Choices stand in the order of the enums in settings.h. */
 static const char *const sources[] = { "text", "tokens", NULL };
+static const char *const documents[] = { "joined", "separate", NULL };
 static const char *const optimizers[] = { "adamw", "sgd", NULL };
 static const char *const lr_schedules[] = { "constant", "linear", "cosine", "wsd", NULL };
 static const char *const resumes[] = { "no", "auto", NULL };
@@ -60,6 +61,8 @@ static const struct tn_option data_table[] = {
     INT("micro_batches", "1", 1, 1 << 20, "Parts that the batch is computed in, one after the other; divides batch."),
     FLOAT("validation", "0.05", 0, 0.9, "Share of the data, from its end, that is kept for validation."),
     BOOL("shuffle", "true", "Draw the sequences in an order that depends on the seed alone."),
+    ENUM("documents", "joined", documents, "joined: a sequence is a run of tokens; separate: attention stays inside a "
+         "document (a file, or as the .idx says), positions restart with it, and no token has another's first as its target."),
     LIST("ignore", NULL, "Token ids that the loss does not count as targets."),
 };
 
@@ -178,6 +181,7 @@ static void take_data(struct tn_settings *s)
     s->micro_batches = whole(data, "micro_batches");
     s->validation = number(data, "validation");
     s->shuffle = (int)whole(data, "shuffle");
+    s->separate = (int)whole(data, "documents");
     s->ignore = tn_options_get(data, "ignore")->list;
     s->n_ignore = tn_options_get(data, "ignore")->list_count;
 }

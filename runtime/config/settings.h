@@ -31,6 +31,7 @@ struct tn_settings {
     int64_t sequence, batch, micro_batches; /* batch: sequences of a whole step over all ranks */
     double validation;           /* share of the data kept for validation, from the end */
     int shuffle;
+    int separate;                /* documents of a sequence see nothing of each other */
     const char *const *ignore;   /* token ids whose prediction is masked in the loss */
     uint32_t n_ignore;
     /* [optimizer] */

@@ -21,7 +21,7 @@
 struct tn_data {
     struct tn_source *source;
     int64_t sequence, batch;
-    int shuffle;
+    int shuffle, separate;
     uint64_t seed;
     struct {
         int64_t first, tokens, samples;
@@ -70,6 +70,23 @@ static int is_masked(const struct tn_data *data, int32_t id)
     return data->masked && data->masked[id >> 3] >> (id & 7) & 1;
 }
 
+static int begins_document(const struct tn_data *data, int64_t position)
+{
+    return data->source->document(data->source, position) == position;
+}
+
+void tn_data_starts(const struct tn_data *data, int split, int64_t step, int64_t first, int64_t rows, int32_t *starts)
+{
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t start = sample_start(data, split, step, first + row);
+        int32_t at = 0;
+        for (int64_t i = 0; i < data->sequence; i++) {
+            at = i > 0 && begins_document(data, start + i) ? (int32_t)i : at;
+            *starts++ = at;
+        }
+    }
+}
+
 int tn_data_rows(const struct tn_data *data, int split, int64_t step, int64_t first, int64_t rows, int32_t *tokens,
                  int32_t *labels)
 {
@@ -83,6 +100,9 @@ int tn_data_rows(const struct tn_data *data, int split, int64_t step, int64_t fi
         memcpy(labels, tokens + 1, (size_t)(n - 1) * sizeof *labels);
         for (int64_t i = 0; data->masked && i < n; i++)
             if (is_masked(data, labels[i]))
+                labels[i] = -1;
+        for (int64_t i = 0; data->separate && i < n; i++)
+            if (begins_document(data, start + i + 1))
                 labels[i] = -1;
     }
     return 0;
@@ -177,11 +197,12 @@ void tn_data_open(struct tn_data **out, const struct tn_settings *settings, cons
     data->sequence = settings->sequence;
     data->batch = settings->batch;
     data->shuffle = settings->shuffle;
+    data->separate = settings->separate;
     data->seed = (uint64_t)settings->seed;
     const char *folder = m ? m->folder : NULL;
     data->source = settings->source == TN_DATA_TEXT
                        ? tn_source_text(settings->path, folder, vocab, diag, where)
-                       : tn_source_tokens(settings->path, folder, vocab, diag, where);
+                       : tn_source_tokens(settings->path, folder, vocab, settings->separate, diag, where);
     if (data->source)
         divide(data, settings->validation, diag, where);
     read_ignore(data, settings, vocab, diag, where_of(m, "ignore"));

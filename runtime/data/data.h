@@ -26,6 +26,10 @@ int64_t tn_data_tokens(const struct tn_data *data, int split);
 int tn_data_rows(const struct tn_data *data, int split, int64_t step, int64_t first, int64_t rows, int32_t *tokens,
                  int32_t *labels);
 
+/* With [data] documents = separate, for the same rows: index in its row of the first token of each token's document, 0
+ * where that lies before the row. The label of a document's last token is -1. Thread-safe. */
+void tn_data_starts(const struct tn_data *data, int split, int64_t step, int64_t first, int64_t rows, int32_t *starts);
+
 /* Prefetch: a thread that has the whole global batch of the next step ready. */
 struct tn_prefetch;
 int tn_prefetch_start(struct tn_prefetch **prefetch, const struct tn_data *data, int64_t first_step);

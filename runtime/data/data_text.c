@@ -85,6 +85,12 @@ static int text_read(const struct tn_source *source, int64_t first, int64_t coun
     return 0;
 }
 
+static int64_t text_document(const struct tn_source *source, int64_t position)
+{
+    const struct text *text = (const struct text *)source;
+    return text->first[file_at(text, position)];
+}
+
 static void text_close(struct tn_source *source)
 {
     struct text *text = (struct text *)source;
@@ -101,7 +107,7 @@ struct tn_source *tn_source_text(const char *path, const char *folder, int64_t v
         return NULL;
     }
     size_t before = diag->count;
-    text->source = (struct tn_source){ .read = text_read, .close = text_close };
+    text->source = (struct tn_source){ .read = text_read, .document = text_document, .close = text_close };
     tn_arena_init(&text->arena);
     text->files.arena = &text->arena;
     if (vocab < 256)

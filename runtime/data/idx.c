@@ -256,6 +256,53 @@ close_index:
     return done;
 }
 
+/* Documents name their first sequence, never falling; the tokens before it are the lengths of all earlier ones. */
+static int find_starts(const struct check *c, int64_t *starts)
+{
+    uint8_t entries[BLOCK * 8], lengths[BLOCK * 4];
+    int64_t sequence = 0, tokens = 0, sequences = c->idx->sequences;
+    for (int64_t d = 0; d < c->idx->documents; d++) {
+        size_t left = (size_t)(c->idx->documents - d < BLOCK ? c->idx->documents - d : BLOCK);
+        if (d % BLOCK == 0 && read_index(c, entries, left * 8, IDX_DOCUMENT(sequences, d)) != 0)
+            return -1;
+        for (int64_t first = get_i64(entries + d % BLOCK * 8); sequence < first; sequence++) {
+            size_t more = (size_t)(sequences - sequence < BLOCK ? sequences - sequence : BLOCK);
+            if (sequence % BLOCK == 0 && read_index(c, lengths, more * 4, IDX_LENGTH(sequence)) != 0)
+                return -1;
+            tokens += get_i32(lengths + sequence % BLOCK * 4);
+        }
+        starts[d] = tokens;
+    }
+    return 0;
+}
+
+int tn_idx_documents(const struct tn_idx *idx, const char *prefix, int64_t **starts, struct tn_diag *diag,
+                     struct tn_where where)
+{
+    struct check c = { .idx = (struct tn_idx *)idx, .diag = diag, .where = where, .fd = -1 };
+    char *path = NULL;
+    int done = -1;
+    *starts = malloc((size_t)(idx->documents + 1) * sizeof **starts);
+    if (!*starts || asprintf(&path, "%s.idx", prefix) < 0) {
+        wrong(&c, NULL, "out of memory for %lld documents", (long long)idx->documents);
+        path = NULL;
+        goto end;
+    }
+    c.path = path;
+    c.fd = open_file(&c, path, &c.bytes);
+    if (c.fd >= 0)
+        done = find_starts(&c, *starts);
+end:
+    if (c.fd >= 0)
+        close(c.fd);
+    free(path);
+    if (done != 0) {
+        free(*starts);
+        *starts = NULL;
+    }
+    return done;
+}
+
 void tn_idx_close(struct tn_idx *idx)
 {
     if (idx->bin >= 0)

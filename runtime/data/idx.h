@@ -38,6 +38,9 @@ struct tn_idx {
 /* Opens and checks PREFIX.bin and PREFIX.idx. 0, or -1 with problems at `where`; then idx holds nothing. */
 int tn_idx_open(struct tn_idx *idx, const char *prefix, struct tn_diag *diag, struct tn_where where);
 void tn_idx_close(struct tn_idx *idx);
+/* The first token of each of idx->documents documents, for the caller to free; from PREFIX.idx once more. 0, or -1. */
+int tn_idx_documents(const struct tn_idx *idx, const char *prefix, int64_t **starts, struct tn_diag *diag,
+                     struct tn_where where);
 /* Tokens [first, first + count), which exist, as ids below `vocab`. Any thread. 0, or -1 with a message logged. */
 int tn_idx_read(const struct tn_idx *idx, int64_t first, int64_t count, int64_t vocab, int32_t *tokens);
 

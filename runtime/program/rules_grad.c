@@ -120,8 +120,9 @@ void grad_rope(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
 void grad_attention(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
 {
     tn_value q = in(p, op, 0), k = in(p, op, 1), v = in(p, op, 2);
-    tn_value dq = tn_grad_op(p, op, "dq", TN_OP_ATTENTION_DX,
-                             IN(dout(p, op, ad), q, k, v, out(p, op, 0), out(p, op, 1)), SAME_ATTRS);
+    tn_value start = p->ops[op].n_in > 3 ? in(p, op, 3) : 0;
+    const tn_value of[] = { dout(p, op, ad), q, k, v, out(p, op, 0), out(p, op, 1), start };
+    tn_value dq = tn_grad_op(p, op, "dq", TN_OP_ATTENTION_DX, of, start ? 7 : 6, SAME_ATTRS);
     tn_value dk = p->ops[p->n_ops].out[1], dv = p->ops[p->n_ops].out[2];
     tn_grad_add(p, ad, q, dq);
     tn_grad_add(p, ad, k, dk);

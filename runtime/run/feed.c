@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum source { FEED_TOKENS, FEED_LABELS, FEED_POSITIONS, FEED_INDEX, FEED_SCALAR };
+enum source { FEED_TOKENS, FEED_LABELS, FEED_POSITIONS, FEED_START, FEED_INDEX, FEED_SCALAR };
 
 struct fed {
     enum source source;
@@ -24,6 +24,7 @@ struct tn_feed {
     uint32_t n;
     int64_t sequence;
     const struct tn_exec *exec;
+    const int32_t *starts; /* of the batch at hand; NULL: 0 */
 };
 
 /* "labels@3" is input labels of micro-batch 3; without '@' there is one micro-batch. */
@@ -63,7 +64,7 @@ static void find_indices(struct tn_feed *feed, const struct tn_program *p, tn_va
 static void find_index(struct tn_feed *feed, const struct tn_program *p, tn_value v, struct fed *fed)
 {
     fed->rows = 1;
-    fed->row = tn_arena_alloc(&feed->memory, sizeof *fed->row);
+    fed->row = tn_arena_alloc(&feed->memory, sizeof *fed->row); /* row 0, where there are starts, is as good as any */
     fed->column = tn_arena_alloc(&feed->memory, (size_t)p->values[v].shape[0] * sizeof *fed->column);
     fed->columns = tn_local_indices(p, v, 0, fed->column);
     fed->host = tn_arena_alloc(&feed->memory, (size_t)fed->columns * sizeof *fed->host);
@@ -72,7 +73,8 @@ static void find_index(struct tn_feed *feed, const struct tn_program *p, tn_valu
 static void add(struct tn_feed *feed, const struct tn_program *p, tn_value v)
 {
     static const struct { const char *name; enum source source; } known[] = {
-        { "tokens", FEED_TOKENS }, { "labels", FEED_LABELS }, { "labels.step", FEED_LABELS }, { "positions", FEED_POSITIONS }
+        { "tokens", FEED_TOKENS }, { "labels", FEED_LABELS }, { "labels.step", FEED_LABELS }, { "positions", FEED_POSITIONS },
+        { "start", FEED_START }
     };
     const struct tn_value_data *value = &p->values[v];
     struct fed *fed = &feed->fed[feed->n];
@@ -114,13 +116,30 @@ void tn_feed_destroy(struct tn_feed *feed)
     free(feed);
 }
 
+static int32_t element(const struct tn_feed *feed, const struct fed *fed, int64_t row, int64_t column, const int32_t *from)
+{
+    int64_t at = row * feed->sequence + column;
+    int32_t start = feed->starts ? feed->starts[at] : 0;
+    switch (fed->source) {
+    case FEED_START: return start;
+    case FEED_POSITIONS: return (int32_t)column - start;
+    case FEED_INDEX: return (int32_t)column;
+    default: return from[at];
+    }
+}
+
 static tn_status write_rows(const struct tn_feed *feed, const struct fed *fed, const int32_t *from)
 {
     int32_t *to = fed->host;
     for (int64_t r = 0; r < fed->rows; r++)
         for (int64_t c = 0; c < fed->columns; c++)
-            *to++ = from ? from[fed->row[r] * feed->sequence + fed->column[c]] : (int32_t)fed->column[c];
+            *to++ = element(feed, fed, fed->row[r], fed->column[c], from);
     return tn_exec_write(feed->exec, fed->value, fed->host, (uint64_t)(fed->rows * fed->columns) * sizeof *fed->host);
+}
+
+void tn_feed_starts(struct tn_feed *feed, const int32_t *starts)
+{
+    feed->starts = starts;
 }
 
 tn_status tn_feed_rows(struct tn_feed *feed, const int32_t *tokens, const int32_t *labels)
@@ -128,12 +147,9 @@ tn_status tn_feed_rows(struct tn_feed *feed, const int32_t *tokens, const int32_
     tn_status status = TN_OK;
     for (uint32_t i = 0; i < feed->n && status == TN_OK; i++) {
         const struct fed *fed = &feed->fed[i];
-        if (fed->source == FEED_TOKENS)
-            status = write_rows(feed, fed, tokens);
-        else if (fed->source == FEED_LABELS && labels)
-            status = write_rows(feed, fed, labels);
-        else if (fed->source == FEED_POSITIONS || fed->source == FEED_INDEX)
-            status = write_rows(feed, fed, NULL);
+        const int32_t *from = fed->source == FEED_TOKENS ? tokens : fed->source == FEED_LABELS ? labels : NULL;
+        if (from || (fed->source != FEED_TOKENS && fed->source != FEED_LABELS && fed->source != FEED_SCALAR))
+            status = write_rows(feed, fed, from);
     }
     return status;
 }

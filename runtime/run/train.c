@@ -34,6 +34,7 @@ struct run {
     struct tn_progress done;
     struct tn_checkpoint *checkpoint;
     int32_t *tokens, *labels; /* of one validation batch */
+    int32_t *starts;          /* of the batch at hand, where documents are separate */
     struct tn_comm *all;      /* every rank of the world */
     float *vote;              /* one element that all can reduce */
 };
@@ -233,6 +234,14 @@ static tn_status read_output(const struct bound *b, const char *name, float *out
     return TN_NOT_FOUND;
 }
 
+static void feed_starts(struct run *run, struct bound *b, int split, int64_t step)
+{
+    const struct tn_settings *s = &run->job->settings;
+    if (s->separate)
+        tn_data_starts(run->data, split, step, 0, s->batch, run->starts);
+    tn_feed_starts(b->feed, s->separate ? run->starts : NULL);
+}
+
 static tn_status validate(struct run *run, int64_t step)
 {
     const struct tn_settings *s = &run->job->settings;
@@ -244,6 +253,7 @@ static tn_status validate(struct run *run, int64_t step)
         float loss = 0;
         if (tn_data_rows(run->data, TN_SPLIT_VALIDATION, i, 0, s->batch, run->tokens, run->labels))
             return TN_IO;
+        feed_starts(run, &run->eval, TN_SPLIT_VALIDATION, i);
         tn_status status = tn_feed_rows(run->eval.feed, run->tokens, run->labels);
         if (status == TN_OK)
             status = tn_exec_step(run->eval.exec);
@@ -311,6 +321,7 @@ static tn_status train_step(struct run *run, int64_t step)
     double lr = tn_lr_at(s, step), began = seconds();
     if (tn_prefetch_next(run->prefetch, step, &tokens, &labels))
         return TN_IO;
+    feed_starts(run, b, TN_SPLIT_TRAIN, step);
     tn_status status = tn_feed_rows(b->feed, tokens, labels);
     if (status == TN_OK)
         status = tn_feed_scalar(b->feed, "lr", (float)lr);
@@ -386,7 +397,8 @@ static int open_data(struct run *run)
     size_t n = (size_t)(s->batch * s->sequence);
     run->tokens = malloc(n * sizeof *run->tokens);
     run->labels = malloc(n * sizeof *run->labels);
-    return run->data && run->tokens && run->labels ? 0 : -1;
+    run->starts = malloc(n * sizeof *run->starts);
+    return run->data && run->tokens && run->labels && run->starts ? 0 : -1;
 }
 
 static tn_status open_checkpoint(struct run *run)
@@ -412,6 +424,7 @@ static void finish(struct run *run)
     tn_data_close(run->data);
     free(run->tokens);
     free(run->labels);
+    free(run->starts);
 }
 
 int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, const struct tn_observer *observer)

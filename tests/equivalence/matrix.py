@@ -378,6 +378,23 @@ def context_mixes():
              Chain("ckpt, tp, cp, fsdp, pp", 2, tp=2, cp=2, fsdp=2, pp=2, **sp, **full)])
 
 
+def documents_suite(gpt2, llama):
+    """Documents apart in one sequence, cut or not; and each alone in a sequence of its own, on one rank."""
+    apart = {"data.documents": "separate"}
+    even = {**apart, "data.path": "even", "data.shuffle": "false"}
+    plain = {"cp__zigzag": "off"}
+    cut = [Chain("cp", n, cp=size, **m, **z) for m in METHODS for size, n, z in ((2, 2, {}), (4, 1, plain))]
+    mixed = [Chain("tp, cp", tp=2, cp=2, tp__sequence_parallel="on"), Chain("tp, cp", tp=2, cp=2, **EXCHANGE), Chain("dp", 2, dp=2),
+             Chain("tp", tp=2), Chain("fsdp", fsdp=2), Chain("cp, pp", 2, cp=2, pp=2), Chain("ckpt, cp, fsdp", cp=2, fsdp=2, **GATHER)]
+    alone = [Chain("dp", dp=1, data__sequence=8, data__batch=16), Chain("dp", 2, dp=1, data__sequence=8, data__batch=16)]
+    return [
+        Group("gpt2, tied, documents", {**gpt2, **apart}, cut), Group("llama, untied, masked targets, documents", {**llama, **apart}, cut + mixed),
+        Group("gpt2, tied, documents alone", {**gpt2, **even}, alone), Group("llama, untied, documents alone", {**llama, **even}, alone),
+        Group("llama, documents, bf16", {**llama, **apart, **BF16}, cut[:1] + mixed[:1], precision="bf16"),
+        Group("gpt2, documents, validation and sample", {**gpt2, **apart, **PRINTED}, cut[:1] + cut[3:4]),
+    ]
+
+
 def context_suite():
     gpt2, llama = {**GPT2, **TIED}, {**LLAMA, **UNTIED, **MASKED}
     few = [Chain("cp", 2, cp=2), Chain("cp", cp=4, **GATHER), Chain("cp", cp=2, **EXCHANGE),
@@ -391,6 +408,8 @@ def context_suite():
         Group("llama, untied, bf16", {**llama, **BF16}, few, precision="bf16"),
         Group("llama, SGD", {**llama, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, few[:2]),
         Group("gpt2, hardly any target", {**gpt2, **HARDLY_ANY}, few),
+        Group("gpt2, validation and sample", {**gpt2, **PRINTED}, few),
+        *documents_suite(gpt2, llama),
     ]
 
 
@@ -400,17 +419,28 @@ SUITES = {"context": context_suite, "offload": offload_suite, "pipeline": pipeli
 
 # Runs.
 
+def write_dataset(path, tokens, lengths, documents):
+    """A Megatron indexed dataset: sequences of these lengths, documents that begin with these sequences."""
+    pointers = [2 * sum(lengths[:i]) for i in range(len(lengths))]
+    path.with_suffix(".bin").write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
+    path.with_suffix(".idx").write_bytes(
+        b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lengths), len(documents) + 1) + struct.pack(f"<{len(lengths)}i", *lengths) +
+        struct.pack(f"<{len(lengths)}q", *pointers) + struct.pack(f"<{len(documents) + 1}q", *documents, len(lengths)))
+
+
 def write_corpus(folder):
-    """Sums of small numbers as a Megatron indexed dataset; here and there many spaces, so that masking them leaves
-    very different numbers of targets."""
-    rng, text = random.Random(7), ""
-    while len(text) < 20000:
+    """Sums of small numbers; here and there many spaces, so that masking them leaves very different numbers of targets.
+    One sum is a sequence, up to three a document; in `even`, each document is 8 tokens in two sequences."""
+    rng, sums, length = random.Random(7), [], 0
+    while length < 20000:
         a, b = rng.randrange(100), rng.randrange(100)
-        text += f"{a}+{b}:{a + b}" + " " * (rng.randrange(12) if len(text) // 100 % 3 == 0 else 1)
-    tokens = text.encode()
-    (folder / "corpus.bin").write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
-    (folder / "corpus.idx").write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) +
-                                        struct.pack("<iqqq", len(tokens), 0, 0, 1))
+        sums.append(f"{a}+{b}:{a + b}" + " " * (rng.randrange(12) if length // 100 % 3 == 0 else 1))
+        length += len(sums[-1])
+    tokens, firsts = "".join(sums).encode(), [0]
+    while firsts[-1] < len(sums) - 3:
+        firsts.append(firsts[-1] + 1 + len(firsts) % 3)
+    write_dataset(folder / "corpus", tokens, [len(s) for s in sums], firsts)
+    write_dataset(folder / "even", tokens[:16000], [3, 5] * 2000, list(range(0, 4000, 2)))
 
 
 def as_flags(overrides):

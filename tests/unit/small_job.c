@@ -124,8 +124,8 @@ static void expect_no_errors(const struct small_job *job)
 void small_job_build(struct small_job *job, uint32_t mode)
 {
     int64_t micro_batches = setting(job, "micro_batches", 1);
-    const struct tn_build build = {sizeof build, mode, setting(job, "batch", 8) / micro_batches,
-                                   setting(job, "sequence", 16)};
+    const struct tn_build build = {.struct_size = sizeof build, .mode = mode, .sequence = setting(job, "sequence", 16),
+                                   .batch = setting(job, "batch", 8) / micro_batches};
     if (model_table(job)->build(job->model.self, &job->program, &build) != TN_OK)
         fail_msg("%s", tn_instance_message(&job->model));
     expect_no_errors(job);

@@ -177,6 +177,58 @@ static void test_text_rows(void **state)
     tn_data_close(data);
 }
 
+/* Files are documents: "abc", "defgh", "", "ijklmnop" as four rows of four. */
+static void test_documents_of_text(void **state)
+{
+    scratch_text("a.txt", "abc");
+    scratch_text("b.txt", "defgh");
+    scratch_text("c.txt", "");
+    scratch_text("d.txt", "ijklmnopq");
+    struct tn_settings settings = text_settings("*.txt");
+    settings.separate = 1;
+    struct tn_data *data = open_data(&settings, 256);
+    int32_t tokens[16], labels[16], starts[16];
+    static const int32_t begins[] = { 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    assert_int_equal(tn_data_rows(data, TN_SPLIT_TRAIN, 0, 0, 4, tokens, labels), 0);
+    tn_data_starts(data, TN_SPLIT_TRAIN, 0, 0, 4, starts);
+    for (int i = 0; i < 16; i++) {
+        assert_int_equal(tokens[i], 'a' + i);
+        assert_int_equal(labels[i], i == 2 || i == 7 ? -1 : 'a' + i + 1);
+        assert_int_equal(starts[i], begins[i]);
+    }
+    tn_data_close(data);
+}
+
+/* Documents of several sequences, empty ones among them: tokens 0 1 2 | 3 | 4 .. 8 in rows of four. */
+static void test_documents_of_tokens(void **state)
+{
+    static const int lengths[] = { 3, 0, 1, 5 };
+    struct tn_idx_writer *writer;
+    char error[256];
+    int32_t token = 0;
+    assert_int_equal(tn_idx_create(&writer, scratch_path("d"), tn_idx_dtype("i32", 0), error), 0);
+    for (int d = 0; d < 4; d++) {
+        for (int i = 0; i < lengths[d]; i++, token++)
+            assert_int_equal(tn_idx_add(writer, &token, 1, error), 0);
+        assert_int_equal(tn_idx_end_document(writer, error), 0);
+    }
+    assert_int_equal(tn_idx_publish(writer, error), 0);
+    struct tn_settings settings = text_settings("d");
+    settings.source = TN_DATA_TOKENS;
+    settings.separate = 1;
+    struct tn_data *data = open_data(&settings, 256);
+    int32_t tokens[8], labels[8], starts[8];
+    static const int32_t begins[] = { 0, 0, 0, 3, 0, 0, 0, 0 }, next[] = { 1, 2, -1, -1, 5, 6, 7, 8 };
+    assert_int_equal(tn_data_rows(data, TN_SPLIT_TRAIN, 0, 0, 2, tokens, labels), 0);
+    tn_data_starts(data, TN_SPLIT_TRAIN, 0, 0, 2, starts);
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(tokens[i], i);
+        assert_int_equal(labels[i], next[i]);
+        assert_int_equal(starts[i], begins[i]);
+    }
+    tn_data_close(data);
+}
+
 static void test_ignore(void **state)
 {
     scratch_text("a.txt", "a\nb\nc\nd\ne\nf");
@@ -448,6 +500,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         T(test_find), T(test_find_absolute), T(test_find_unreadable), T(test_text_rows), T(test_ignore),
+        T(test_documents_of_text), T(test_documents_of_tokens),
         T(test_refusals), T(test_vanishing),
         T(test_validation), T(test_shuffle_is_a_permutation), T(test_shuffle_mixes),
         T(test_rows_do_not_depend_on_the_cut), T(test_shuffle_is_pinned), T(test_prefetch),

@@ -20,17 +20,20 @@ struct fed {
     struct tn_feed *feed;
 };
 
+static const int32_t *starts; /* of the batch that open_feed feeds */
+
 /* A program of inputs alone would have no memory for them: each is read once. */
 static void open_feed(struct fed *fed, const char *mesh, const char *micro_place, const char *step_place)
 {
     char text[1024];
+    const char *index_place = strstr(micro_place, "S1z") ? "cp: S0z, dp: R" : "dp: R";
     snprintf(text, sizeof text,
-             "%sinput tokens: i32[4, 8] {%s}\ninput labels: i32[4, 8] {%s}\ninput positions: i32[4, 8] {%s}\n"
+             "%sinput start: i32[4, 8] {%s}\ninput index: i32[8] {%s}\ninput tokens: i32[4, 8] {%s}\ninput labels: i32[4, 8] {%s}\ninput positions: i32[4, 8] {%s}\n"
              "input labels.step: i32[2, 4, 8] {%s}\ninput lr: f32[]\n"
-             "region prologue\n  n: f32[] = count_targets(labels: labels.step)\n"
+             "region prologue\n  n: f32[] = count_targets(labels: labels.step)\n  i: f32[] = count_targets(labels: index)\n"
              "region forward\n  a: f32[] = count_targets(labels: tokens)\n  b: f32[] = count_targets(labels: labels)\n"
-             "  c: f32[] = count_targets(labels: positions)\n  d: f32[] = scale_by(x: c, s: lr)\n",
-             mesh, micro_place, micro_place, micro_place, step_place);
+             "  e: f32[] = count_targets(labels: start)\n  c: f32[] = count_targets(labels: positions)\n  d: f32[] = scale_by(x: c, s: lr)\n",
+             mesh, micro_place, index_place, micro_place, micro_place, micro_place, step_place);
     flow_parse(&fed->f, text);
     tn_program_init(&fed->flat, &fed->f.mesh, fed->f.p.coord);
     tn_schedule(&fed->f.p, &fed->flat, MICRO, NULL, 0);
@@ -39,6 +42,7 @@ static void open_feed(struct fed *fed, const char *mesh, const char *micro_place
     fed->feed = tn_feed_new(fed->run.exec, &fed->flat);
     assert_non_null(fed->feed);
     int32_t tokens[MICRO * BATCH * SEQUENCE], labels[MICRO * BATCH * SEQUENCE];
+    tn_feed_starts(fed->feed, starts);
     for (int r = 0; r < MICRO * BATCH; r++)
         for (int c = 0; c < SEQUENCE; c++) {
             tokens[r * SEQUENCE + c] = 100 * r + c;
@@ -120,6 +124,29 @@ static void zigzag_takes_a_chunk_from_each_end(void **state)
     close_feed(&fed);
 }
 
+/* Row r begins its second document at column r % 8: positions count from there. */
+static void documents_restart_positions(void **state)
+{
+    int32_t of[MICRO * BATCH * SEQUENCE];
+    struct fed fed;
+    int32_t got[MICRO * BATCH * SEQUENCE];
+    static const int columns[] = { 2, 3, 4, 5 };
+    for (int r = 0; r < MICRO * BATCH; r++)
+        for (int c = 0; c < SEQUENCE; c++)
+            of[r * SEQUENCE + c] = c >= r ? r : 0;
+    starts = of;
+    open_feed(&fed, "mesh cp=2 dp=2\nrank cp=1 dp=1\n", "cp: S1z, dp: S0", "cp: S2z, dp: S1");
+    starts = NULL;
+    holds(&fed, "index", INTS(0), INTS(2, 3, 4, 5), 0);
+    flow_run_read(&fed.run, "start@0", got);
+    for (int n = 0; n < 8; n++) /* rows 2 and 3 */
+        assert_int_equal(got[n], columns[n % 4] >= 2 + n / 4 ? 2 + n / 4 : 0);
+    flow_run_read(&fed.run, "positions@0", got);
+    for (int n = 0; n < 8; n++)
+        assert_int_equal(got[n], columns[n % 4] - (columns[n % 4] >= 2 + n / 4 ? 2 + n / 4 : 0));
+    close_feed(&fed);
+}
+
 static void scalars_go_by_name(void **state)
 {
     struct fed fed;
@@ -140,6 +167,7 @@ int main(void)
         cmocka_unit_test(dp_cuts_each_micro_batch),
         cmocka_unit_test(shares_may_be_unequal),
         cmocka_unit_test(zigzag_takes_a_chunk_from_each_end),
+        cmocka_unit_test(documents_restart_positions),
         cmocka_unit_test(scalars_go_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -113,13 +113,13 @@ tn_value gpt_norm(struct gpt_builder *b, const char *param_name, const char *op,
 
 tn_value gpt_attention(struct gpt_builder *b, tn_value q, tn_value k, tn_value v)
 {
-    const tn_value in[] = {q, k, v};
+    const tn_value in[] = {q, k, v, b->start};
     const struct tn_attr attrs[] = {
         TN_ATTR_F("scale", 1.0 / sqrt((double)b->gpt->head_dim)),
         TN_ATTR_I("head_dim", b->gpt->head_dim),
         TN_ATTR_I("causal", 1),
     };
-    return gpt_op(b, TN_OP_ATTENTION, "attn", in, COUNT(in), attrs, COUNT(attrs));
+    return gpt_op(b, TN_OP_ATTENTION, "attn", in, b->start ? 4 : 3, attrs, COUNT(attrs));
 }
 
 tn_value gpt_dropout(struct gpt_builder *b, const char *op, tn_value x)

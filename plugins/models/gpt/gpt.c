@@ -194,6 +194,8 @@ static void add_inputs(struct gpt_builder *b, const struct tn_build *build)
     if (build->mode != TN_BUILD_TRAIN)
         return;
     b->labels = input(b, "labels", build);
+    if (TN_HAS(build, flags) && (build->flags & TN_BUILD_DOCUMENTS))
+        b->start = input(b, "start", build);
     if (b->gpt->dropout > 0)
         b->step = b->edit->value(b->program, TN_KIND_INPUT, "step", TN_F32, 0, NULL, NULL);
 }
