@@ -170,7 +170,7 @@ uint64_t bench_values_wrong(const struct bench_call *call, const char *send, con
 /* ---- ceiling.c ---- */
 
 /* A worker's part of a working set, and the ways to go through it. */
-enum { BENCH_PASSES = 4 };
+enum { BENCH_PASSES = 5 };
 struct bench_ceiling {
     char *memory;
     uint64_t bytes; /* of this worker; 0: it is none */

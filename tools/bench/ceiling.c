@@ -2,7 +2,7 @@
  *
  * An operation over shared memory cannot be faster than the cores can load and store the bytes that it must touch. The
  * ceiling is measured beside it, in a working set of the same size, as loads and stores of the same kind: in place, from
- * one half to the other with and without the cache, or loads alone. Of the ways that an operation could go the best
+ * one half to the other with and without the cache, loads or stores alone. Of the ways that an operation could go the best
  * counts. So in small sizes it is a cache's, in large ones the memory's. */
 #include "bench.h"
 
@@ -64,6 +64,18 @@ static void copy_past(char *to, const char *from, uint64_t bytes)
 #endif
 }
 
+/* Stores alone, likewise. */
+static void store_past(char *to, uint64_t bytes)
+{
+#if defined(__SSE2__)
+    for (uint64_t at = 0; at < bytes; at += 16)
+        _mm_stream_si128((__m128i *)(to + at), _mm_setzero_si128());
+    _mm_sfence();
+#else
+    memset(to, 0, bytes);
+#endif
+}
+
 /* Fresh and in large pages where the system has some, as arenas of backends may be: look-ups of addresses cost time. */
 void bench_ceiling_init(struct bench_ceiling *c, uint64_t bytes)
 {
@@ -87,12 +99,14 @@ void bench_ceiling_finish(struct bench_ceiling *c)
     *c = (struct bench_ceiling){ 0 };
 }
 
-enum { UPDATE, COPY, COPY_PAST, LOAD };
+enum { UPDATE, COPY, COPY_PAST, LOAD, STORE_PAST };
 
 int bench_ceiling_counts(const struct bench_call *call, int pass)
 {
     if (call->op == BENCH_REDUCE_SCATTER)
-        return 1; /* n loads for a store */
+        return pass != STORE_PAST; /* n loads for a store */
+    if (call->op == BENCH_ALL_GATHER || call->op == BENCH_BROADCAST)
+        return pass == COPY || pass == COPY_PAST || pass == STORE_PAST; /* n stores for a load */
     if (call->op == BENCH_ALL_REDUCE && call->place == BENCH_IN_PLACE)
         return pass == UPDATE;
     return pass == COPY || pass == COPY_PAST;
@@ -105,7 +119,8 @@ void bench_ceiling_pass(struct bench_ceiling *c, int pass)
     case UPDATE: update(c->memory, c->bytes); break;
     case COPY: copy(c->memory + half, c->memory, half); break;
     case COPY_PAST: copy_past(c->memory + half, c->memory, half); break;
-    default: load(c->memory, c->bytes);
+    case LOAD: load(c->memory, c->bytes); break;
+    default: store_past(c->memory, c->bytes);
     }
 }
 

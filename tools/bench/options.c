@@ -57,9 +57,10 @@ static const char comm_usage[] =
     "for all_gather, reduce_scatter, all_to_all, 1 for broadcast, send_recv. #wrong: elements of all ranks that are not\n"
     "exactly what they must be; N/A: not checked. Out of place, then in place. p99: 99th percentile of what time is the\n"
     "median of. skew: median over the calls of the time between the first and the last rank's entry. ceil%: share of\n"
-    "what the memory of this host gave in the same run for the bytes that the operation must load and store. ratio:\n"
-    "time / time of the first backend, median over blocks of calls that took turns, and its 95% interval. The last ones\n"
-    "are of out of place where there is one; --json and --csv have both. GB = 1e9 bytes.\n";
+    "what the memory of this host gave in the same run for the bytes that the operation must load and store, out of\n"
+    "place / in place; from 64 KiB on. ratio: time / time of the first backend, median over blocks of calls that took\n"
+    "turns, and its 95% interval. p99, skew and ratio are of out of place where there is one; --json and --csv have\n"
+    "both. GB = 1e9 bytes.\n";
 
 static const char p2p_usage[] =
     "usage: tenon bench latency|bandwidth [OPTIONS]\n"

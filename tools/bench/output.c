@@ -15,7 +15,7 @@ void bench_table_head(const struct bench_options *o, int op)
     (void)o;
     printf("#\n# %s\n", bench_op_name(op));
     printf("# %51s %37s\n", "out-of-place", "in-place");
-    printf("# %10s %11s %5s %6s %5s %9s %7s %7s %6s %9s %7s %7s %6s  %-14s %9s %8s %5s %7s %s\n", "size", "count", "type",
+    printf("# %10s %11s %5s %6s %5s %9s %7s %7s %6s %9s %7s %7s %6s  %-14s %9s %8s %7s %7s %s\n", "size", "count", "type",
            "redop", "root", "time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong", "backend", "p99",
            "skew", "ceil%", "ratio", "95% interval");
     printf("# %10s %11s %31s %7s %7s %16s %7s %7s %25s %9s\n", "(B)", "(elements)", "(us)", "(GB/s)", "(GB/s)", "(us)",
@@ -34,15 +34,27 @@ static void print_place(const struct bench_result *r)
     printf(" %9.2f %7.2f %7.2f %6s", r->time_us, r->algbw, r->busbw, wrong);
 }
 
+/* Of the ceiling, in per cent: "78/92". */
+static void print_shares(const struct bench_line *line)
+{
+    char text[BENCH_PLACES][16], both[40];
+    for (int place = 0; place < BENCH_PLACES; place++) {
+        const struct bench_result *r = &line->place[place];
+        snprintf(text[place], sizeof *text, "-");
+        if (r->is_there && r->share > 0)
+            snprintf(text[place], sizeof *text, "%.0f", 100 * r->share);
+    }
+    snprintf(both, sizeof both, "%s/%s", text[0], text[1]);
+    printf(" %7s", both);
+}
+
 void bench_table_line(const struct bench_options *o, const struct bench_line *line)
 {
     const struct bench_call *c = &line->call;
     const struct bench_result *r = &line->place[line->place[0].is_there ? 0 : 1];
     int reduces = c->op == BENCH_ALL_REDUCE || c->op == BENCH_REDUCE_SCATTER;
-    char backend[64], share[16] = "-", skew[16] = "-";
+    char backend[64], skew[16] = "-";
     snprintf(backend, sizeof backend, "%s%s", line->backend, o->n_caches > 1 ? line->cold ? " cold" : " warm" : "");
-    if (r->share > 0)
-        snprintf(share, sizeof share, "%.0f", 100 * r->share);
     if (r->skew_us >= 0)
         snprintf(skew, sizeof skew, "%.2f", r->skew_us);
     printf("  %10llu %11llu %5s %6s %5d", (unsigned long long)c->bytes, (unsigned long long)c->count,
@@ -50,7 +62,8 @@ void bench_table_line(const struct bench_options *o, const struct bench_line *li
            c->op == BENCH_BROADCAST ? (int)c->root : -1);
     print_place(&line->place[BENCH_OUT_OF_PLACE]);
     print_place(&line->place[BENCH_IN_PLACE]);
-    printf("  %-14s %9.2f %8s %5s", backend, r->p99_us, skew, share);
+    printf("  %-14s %9.2f %8s", backend, r->p99_us, skew);
+    print_shares(line);
     if (line->is_first)
         printf(" %7s\n", "1");
     else
