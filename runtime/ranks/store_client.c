@@ -199,7 +199,7 @@ static struct tn_store *new_store(int32_t rank, int32_t world)
         return NULL;
     store->rank = rank;
     store->world = world;
-    store->host_id = tn_store_host_id();
+    store->host_id = tn_store_host_id(rank);
     store->server_rank = -1;
     store->wire.fd = -1;
     tn_buf_init(&store->wire.out);

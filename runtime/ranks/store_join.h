@@ -20,7 +20,8 @@ struct tn_join {
  * hold frames already. Failure: text in error. */
 tn_status tn_store_join(const struct tn_join *join, struct tn_wire *wire, uint64_t *job_id, char *error,
                         size_t error_bytes);
-/* Equal exactly on processes that can reach each other's abstract unix sockets and process ids, so share memory. */
-uint64_t tn_store_host_id(void);
+/* Equal exactly on processes that can reach each other's abstract unix sockets and process ids, so share memory; or as
+ * TENON_SIMULATE_HOSTS says: a letter for each rank, another letter another host. */
+uint64_t tn_store_host_id(int32_t rank);
 
 #endif

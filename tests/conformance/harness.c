@@ -74,6 +74,21 @@ void meet(struct rank *r)
     }
 }
 
+static tn_status open_backend(struct plainhost *h, const char *name, const struct tn_collective **table, void **self)
+{
+    struct rank *r = h->opener;
+    for (int32_t i = 0; i < r->n_with; i++) {
+        if (strcmp(r->with[i].plugin->id, name) != 0)
+            continue;
+        *table = r->with[i].plugin->table;
+        r->with[i].above = h;
+        tn_status status = r->with_self[i] ? TN_OK : (*table)->create(&r->with[i].host, NULL, NULL, &r->with_self[i]);
+        *self = r->with_self[i];
+        return status;
+    }
+    return h->host.fail(&h->host, TN_NOT_FOUND, "no backend %s; name it by --with", name);
+}
+
 static void start(struct rank *r)
 {
     const struct tn_collective *next = NULL;
@@ -87,6 +102,11 @@ static void start(struct rank *r)
     CHECK_STATUS(r, r->t->create(&r->host.host, next, next_self, &r->self), TN_OK);
     r->caps.struct_size = sizeof r->caps;
     CHECK_STATUS(r, r->t->caps(r->self, &r->caps), TN_OK);
+    for (int32_t i = 0; i < r->n_with; i++)
+        if (r->with_self[i]) {
+            const struct tn_collective *table = r->with[i].plugin->table;
+            CHECK_STATUS(r, table->init(r->with_self[i], &r->bootstrap, SECONDS(20)), TN_OK);
+        }
     CHECK_STATUS(r, r->t->init(r->self, &r->bootstrap, SECONDS(20)), TN_OK);
     int32_t ranks[MAX_RANKS];
     for (int32_t i = 0; i < r->n; i++)
@@ -106,6 +126,8 @@ static void *sit(void *arg)
         r->t->destroy(r->self);
         for (int32_t i = 0; i < r->n_below; i++)
             ((const struct tn_collective *)r->below[i].plugin->table)->destroy(r->below_self[i]);
+        for (int32_t i = 0; i < r->n_with; i++)
+            ((const struct tn_collective *)r->with[i].plugin->table)->destroy(r->with_self[i]);
     } else {
         s->failed = 1;
     }
@@ -124,10 +146,19 @@ static void seat_init(struct seat *s, const struct world *w, const char *test, s
     for (int32_t i = 0; i < w->n_below; i++) {
         plainhost_init(&s->rank.below[i], w->below[i]);
         s->rank.below[i].above = i ? &s->rank.below[i - 1] : &s->rank.host;
+        s->rank.below[i].overrides = w->overrides;
+    }
+    s->rank.n_with = w->n_with;
+    for (int32_t i = 0; i < w->n_with; i++) {
+        plainhost_init(&s->rank.with[i], w->with[i]);
+        s->rank.with[i].overrides = w->overrides;
+    }
+    struct plainhost *innermost = w->n_below ? &s->rank.below[w->n_below - 1] : &s->rank.host;
+    if (w->n_with) {
+        innermost->open = open_backend;
+        innermost->opener = &s->rank;
     }
     s->rank.bootstrap = loopback_bootstrap(lb, rank);
-    if (w->hosts) /* neighbours on one host, as launchers place them */
-        s->rank.bootstrap.host_id += (uint64_t)(rank * w->hosts / n);
 }
 
 static int run_threads(struct seat *seats, const struct world *w, const char *test, struct loopback *lb, int32_t n,
@@ -229,6 +260,7 @@ int world_run(const struct world *w, const char *test, int32_t n, test_fn *fn)
     struct seat *seats = calloc(MAX_RANKS, sizeof *seats);
     if (!lb || !seats)
         abort();
+    loopback_hosts(lb, w->hosts);
     int failed = w->use_threads ? run_threads(seats, w, test, lb, n, fn) : run_processes(seats, w, test, lb, n, fn);
     failed += check_leftovers(lb, test);
     free(seats);
@@ -242,6 +274,7 @@ int world_join(const struct world *w, const char *test, const char *file, int32_
     struct seat *seat = calloc(1, sizeof *seat);
     if (!lb || !seat)
         abort();
+    loopback_hosts(lb, w->hosts);
     seat_init(seat, w, test, lb, rank, n, fn);
     sit(seat);
     int failed = seat->failed;

@@ -25,6 +25,9 @@ struct rank {
     struct plainhost below[MAX_LAYERS];  /* of those below it, the backend last */
     void *below_self[MAX_LAYERS];
     int32_t n_below;
+    struct plainhost with[MAX_LAYERS];   /* of those that the backend may open */
+    void *with_self[MAX_LAYERS];         /* NULL: it did not */
+    int32_t n_with;
     struct tn_bootstrap bootstrap;
     struct loopback *lb;
     const char *test;
@@ -39,9 +42,11 @@ struct world {
     const struct tn_plugin *plugin;            /* what is tested */
     const struct tn_plugin *below[MAX_LAYERS]; /* below it, if it is a layer; the backend last */
     int32_t n_below;
-    const char *overrides;
+    const struct tn_plugin *with[MAX_LAYERS];  /* backends that it may open by id */
+    int32_t n_with;
+    const char *hosts;         /* simulated (loopback.h); NULL: one */
+    const char *overrides;     /* options, of all of them */
     int use_threads;
-    int32_t hosts;     /* that the ranks seem to be on; 0: one */
     int expect_killed; /* this rank is meant to be killed; -1: none */
     double limit_s;
 };

@@ -5,11 +5,15 @@
  *   --test NAME   only that one
  *   --set "key=value ..."  options of the backend, or of the layer
  *   --over PATH   what is tested is a layer over this plugin, which may be one over the next --over
+ *   --with PATH   a backend that what is tested may open by its id
  *   --hosts N     ranks are told that they are on N hosts, and cannot share memory across them
+ *   --hosts aabb  the same, a letter for each rank and so many ranks
+ *   --but A,B     not these tests
  *
  *   --joined FILE one rank of those that mpirun started, which meet in FILE; with --test
  *
  * Prints a line for each test and, at the end, what failed. */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,11 +82,21 @@ static int run_one(struct world *w, const struct test *t, int32_t n)
     return failed != 0;
 }
 
+/* In a list with commas between. */
+static int is_listed(const char *name, const char *list)
+{
+    size_t length = strlen(name);
+    for (const char *at = list; (at = strstr(at, name)); at += length)
+        if ((at == list || at[-1] == ',') && (at[length] == 0 || at[length] == ','))
+            return 1;
+    return 0;
+}
+
 static int usage(const char *name)
 {
     fprintf(stderr,
-            "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] [--hosts N] "
-            "[--joined FILE] PLUGIN.so\n",
+            "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] [--with PLUGIN.so] "
+            "[--hosts N|aabb] [--but NAMES] [--joined FILE] PLUGIN.so\n",
             name);
     return 2;
 }
@@ -90,7 +104,7 @@ static int usage(const char *name)
 int main(int argc, char **argv)
 {
     struct world w = { .limit_s = 100 };
-    const char *only = NULL, *path = NULL, *joined = NULL;
+    const char *only = NULL, *but = "", *path = NULL, *joined = NULL;
     int ranks = 0, failed = 0, ran = 0;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--threads") == 0)
@@ -101,12 +115,16 @@ int main(int argc, char **argv)
             only = argv[++i];
         else if (strcmp(argv[i], "--joined") == 0 && i + 1 < argc)
             joined = argv[++i];
-        else if (strcmp(argv[i], "--hosts") == 0 && i + 1 < argc)
-            w.hosts = atoi(argv[++i]);
         else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc)
             w.overrides = argv[++i];
         else if (strcmp(argv[i], "--over") == 0 && i + 1 < argc && w.n_below < MAX_LAYERS)
             w.below[w.n_below++] = plainhost_load(argv[++i], TN_PLUGIN_COLLECTIVE);
+        else if (strcmp(argv[i], "--with") == 0 && i + 1 < argc && w.n_with < MAX_LAYERS)
+            w.with[w.n_with++] = plainhost_load(argv[++i], TN_PLUGIN_COLLECTIVE);
+        else if (strcmp(argv[i], "--hosts") == 0 && i + 1 < argc)
+            w.hosts = argv[++i];
+        else if (strcmp(argv[i], "--but") == 0 && i + 1 < argc)
+            but = argv[++i];
         else if (argv[i][0] == '-' || path)
             return usage(argv[0]);
         else
@@ -120,6 +138,11 @@ int main(int argc, char **argv)
     for (int32_t i = 0; i < w.n_below; i++)
         if (!w.below[i])
             return 1;
+    for (int32_t i = 0; i < w.n_with; i++)
+        if (!w.with[i])
+            return 1;
+    if (w.hosts && !isdigit((unsigned char)*w.hosts))
+        ranks = (int)strlen(w.hosts);
     for (size_t i = 0; joined && i < sizeof tests / sizeof *tests; i++)
         if (only && strcmp(only, tests[i].name) == 0)
             return join_one(&w, &tests[i], joined);
@@ -129,8 +152,8 @@ int main(int argc, char **argv)
         for (int32_t n = 1; n <= MAX_RANKS; n++) {
             const struct test *t = &tests[i];
             int is_few = n == 2 || n == 4 || n == 8;
-            if ((ranks && n != ranks) || (only && strcmp(only, t->name) != 0) || (t->flags & FEW_SIZES && !is_few) ||
-                (t->flags & PROCESSES_ONLY && w.use_threads))
+            if (is_listed(t->name, but) || (ranks && n != ranks) || (only && strcmp(only, t->name) != 0) ||
+                (t->flags & FEW_SIZES && !is_few && !w.hosts) || (t->flags & PROCESSES_ONLY && w.use_threads))
                 continue;
             failed += run_one(&w, t, n);
             ran++;

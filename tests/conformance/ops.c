@@ -158,6 +158,18 @@ static void run_setting(struct rank *r, const struct setting *s, struct buffers 
     check_that(r, hash_bytes(in, in_bytes) == before, __FILE__, __LINE__, "%s: changed its input", where);
 }
 
+/* The same where the order of sums is the backend's own: the caller judges the result. */
+static void run_unknown(struct rank *r, const struct setting *s, struct buffers *b)
+{
+    char *in, *out;
+    struct tn_request *q = NULL;
+    place_buffers(r, s, b, &in, &out);
+    for (uint64_t i = 0; i < in_count(r, s); i++)
+        value_store(in + i * dtype_bytes(s->dtype), s->dtype, s->fill, r->rank, i, s->salt);
+    CHECK_STATUS(r, call(r, s, in, out, &q), TN_OK);
+    finish(r, q);
+}
+
 static int is_applicable(const struct rank *r, const struct setting *s)
 {
     if (is_reduction(s) && !(r->caps.dtypes >> s->dtype & 1))
@@ -220,11 +232,14 @@ void test_rounding(struct rank *r)
         for (int run = 0; run < RUNS; run++) {
             uint32_t e = dtype_bytes(s.dtype);
             s.place = run % PLACES;
-            run_setting(r, &s, &b); /* compares with the sum in rank order */
+            if (!r->caps.nested_sums)
+                run_setting(r, &s, &b); /* compares with the sum in rank order */
+            else
+                run_unknown(r, &s, &b);
             char *in, *out;
             place_buffers(r, &s, &b, &in, &out);
             for (uint64_t i = 0; i < COUNT; i++)
-                CHECK(r, value_is_near(out + i * e, s.dtype, s.fill, r->n, i, s.salt));
+                CHECK(r, value_is_near(out + i * e, s.dtype, s.fill, NULL, r->n, i, s.salt));
             uint64_t hash = hash_bytes(out, COUNT * e);
             CHECK(r, run == 0 || hash == first);
             first = hash;

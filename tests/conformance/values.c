@@ -120,11 +120,12 @@ void value_reduce(void *to, uint32_t dtype, uint32_t red, int fill, const int32_
     store(to, dtype, f, d, k);
 }
 
-int value_is_near(const void *result, uint32_t dtype, int fill, int32_t n, uint64_t index, uint64_t salt)
+int value_is_near(const void *result, uint32_t dtype, int fill, const int32_t *ranks, int32_t n, uint64_t index,
+                  uint64_t salt)
 {
     double sum = 0, sizes = 0, got;
     for (int32_t r = 0; r < n; r++) {
-        float x = number(fill, r, index, salt);
+        float x = number(fill, ranks ? ranks[r] : r, index, salt);
         x = dtype == TN_BF16 ? widen(narrow(x)) : x;
         sum += x;
         sizes += fabs(x);

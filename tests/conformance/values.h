@@ -17,7 +17,8 @@ void value_store(void *to, uint32_t dtype, int fill, int32_t rank, uint64_t inde
 void value_reduce(void *to, uint32_t dtype, uint32_t red, int fill, const int32_t *ranks, int32_t n, uint64_t index,
                   uint64_t salt);
 /* How far the stored result may be from the true sum, by the rounding of fp32 and of the dtype. */
-int value_is_near(const void *result, uint32_t dtype, int fill, int32_t n, uint64_t index, uint64_t salt);
+int value_is_near(const void *result, uint32_t dtype, int fill, const int32_t *ranks, int32_t n, uint64_t index,
+                  uint64_t salt);
 uint64_t hash_bytes(const void *data, size_t bytes);
 
 #endif

@@ -2,6 +2,8 @@
  * a counter, filled, and then marked as valid, so that a rank killed in the middle blocks nobody. */
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -22,6 +24,7 @@ struct row {
 struct loopback {
     int32_t n;
     uint64_t job_id;
+    char hosts[64];
     _Atomic uint32_t died, rows;
     _Atomic uint64_t words[WORDS];
     struct row table[ROWS];
@@ -118,9 +121,28 @@ static tn_status look(void *ctx)
     return atomic_load(&lb->died) ? TN_PEER : TN_OK;
 }
 
+void loopback_hosts(struct loopback *lb, const char *hosts)
+{
+    snprintf(lb->hosts, sizeof lb->hosts, "%s", hosts ? hosts : "");
+}
+
+static char host_of(const struct loopback *lb, int32_t rank)
+{
+    int number = atoi(lb->hosts);
+    if (number > 0)
+        return (char)('a' + rank * number / lb->n);
+    return rank < (int32_t)strlen(lb->hosts) ? lb->hosts[rank] : 1;
+}
+
 struct tn_bootstrap loopback_bootstrap(struct loopback *lb, int32_t rank)
 {
+    int32_t local_rank = 0, local_size = 0;
+    for (int32_t r = 0; r < lb->n; r++) {
+        local_rank += r < rank && host_of(lb, r) == host_of(lb, rank);
+        local_size += host_of(lb, r) == host_of(lb, rank);
+    }
     return (struct tn_bootstrap){ .struct_size = sizeof(struct tn_bootstrap), .rank = rank, .size = lb->n,
-                                  .local_rank = rank, .local_size = lb->n, .host_id = 1, .job_id = lb->job_id,
+                                  .local_rank = local_rank, .local_size = local_size,
+                                  .host_id = (uint64_t)host_of(lb, rank), .job_id = lb->job_id,
                                   .ctx = lb, .put = put, .get = get, .poll = look };
 }

@@ -12,6 +12,9 @@ struct loopback *loopback_create(int32_t n);
 /* The same for ranks that somebody else starts: they meet in a file, empty at first. NULL: it cannot be opened. */
 struct loopback *loopback_open(const char *path, int32_t n);
 void loopback_destroy(struct loopback *lb);
+/* Simulated hosts: a letter for each rank ("aab": the first two share one), or how many there are, with neighbours on
+ * one, as launchers place them ("2"). NULL: one host. Call before the ranks start. */
+void loopback_hosts(struct loopback *lb, const char *hosts);
 /* The table for one rank; it points into *lb. */
 struct tn_bootstrap loopback_bootstrap(struct loopback *lb, int32_t rank);
 /* From now on poll says TN_PEER in all ranks. */

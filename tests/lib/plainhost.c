@@ -114,11 +114,24 @@ static uint32_t get_list(const struct tn_host *host, const char *key, const char
     return 0;
 }
 
+static tn_status open_backend(const struct tn_host *host, const char *name, const struct tn_collective **table,
+                              void **self)
+{
+    struct plainhost *h = host->ctx;
+    return h->open(h, name, table, self);
+}
+
+static const char *below(const struct tn_host *host)
+{
+    const struct plainhost *h = host->ctx;
+    return h->plugin->id;
+}
+
 static const void *get_api(const struct tn_host *host, const char *id)
 {
-    (void)host;
-    (void)id;
-    return NULL;
+    static const struct tn_backends_api backends = { sizeof backends, open_backend, below };
+    const struct plainhost *h = host->ctx;
+    return h->open && strcmp(id, "tn.backends/1") == 0 ? &backends : NULL;
 }
 
 void plainhost_init(struct plainhost *h, const struct tn_plugin *plugin)

@@ -233,20 +233,31 @@ static tn_status meet(struct tn_comm *c, uint64_t deadline)
 
 static tn_status check_ranks(const struct shm *s, const int32_t *ranks, int32_t n, int32_t *me)
 {
+    int32_t world = s->bootstrap.size;
     *me = -1;
-    if (n < 1 || n > s->n)
-        return s->host->fail(s->host, TN_INVALID, "shm: a group of %d ranks in a world of %d", (int)n, (int)s->n);
+    if (n < 1 || n > world)
+        return s->host->fail(s->host, TN_INVALID, "shm: a group of %d ranks in a world of %d", (int)n, (int)world);
     for (int32_t i = 0; i < n; i++) {
-        if (ranks[i] < 0 || ranks[i] >= s->n)
-            return s->host->fail(s->host, TN_INVALID, "shm: rank %d in a world of %d", (int)ranks[i], (int)s->n);
-        if (ranks[i] == s->rank)
+        if (ranks[i] < 0 || ranks[i] >= world)
+            return s->host->fail(s->host, TN_INVALID, "shm: rank %d in a world of %d", (int)ranks[i], (int)world);
+        if (ranks[i] == s->bootstrap.rank)
             *me = i;
         for (int32_t k = 0; k < i; k++)
             if (ranks[k] == ranks[i])
                 return s->host->fail(s->host, TN_INVALID, "shm: rank %d twice in a group", (int)ranks[i]);
     }
     if (*me < 0)
-        return s->host->fail(s->host, TN_INVALID, "shm: rank %d is not in the group it makes", (int)s->rank);
+        return s->host->fail(s->host, TN_INVALID, "shm: rank %d is not in the group it makes", (int)s->bootstrap.rank);
+    return TN_OK;
+}
+
+static tn_status check_host(const struct shm *s, const char *name, const int32_t *ranks, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (s->seats[ranks[i]] < 0)
+            return s->host->fail(s->host, TN_UNSUPPORTED,
+                                 "shm: group %s has rank %d, which is on another host than rank %d; use backend hier, or "
+                                 "one with a network", name ? name : "", (int)ranks[i], (int)s->bootstrap.rank);
     return TN_OK;
 }
 
@@ -261,6 +272,7 @@ static struct tn_comm *alloc_comm(struct shm *s, int32_t n)
     c->n = n;
     uint64_t k = (uint64_t)n;
     c->ranks = host->alloc(host, k * sizeof *c->ranks);
+    c->seats = host->alloc(host, k * sizeof *c->seats);
     c->sends = host->alloc(host, 2 * k * sizeof *c->sends);
     c->in_ptrs = host->alloc(host, k * sizeof *c->in_ptrs);
     c->out_ptrs = host->alloc(host, k * sizeof *c->out_ptrs);
@@ -275,6 +287,7 @@ static void free_comm(struct tn_comm *c)
     const struct tn_host *host = c->shm->host;
     unmap_block(c);
     host->release(host, c->ranks);
+    host->release(host, c->seats);
     host->release(host, c->sends);
     host->release(host, c->in_ptrs);
     host->release(host, c->out_ptrs);
@@ -289,18 +302,22 @@ tn_status shm_comm_create(void *self, const char *name, const int32_t *ranks, in
     if (!s->control)
         return s->host->fail(s->host, TN_INVALID, "shm: comm_create before init");
     tn_status st = check_ranks(s, ranks, n, &me);
+    if (st == TN_OK)
+        st = check_host(s, name, ranks, n);
     if (st != TN_OK)
         return st;
     struct tn_comm *c = alloc_comm(s, n);
     if (!c)
         return s->host->fail(s->host, TN_NO_MEMORY, "shm: no memory for a group of %d", (int)n);
-    if (!c->ranks || !c->sends || !c->in_ptrs || !c->out_ptrs) {
+    if (!c->ranks || !c->seats || !c->sends || !c->in_ptrs || !c->out_ptrs) {
         free_comm(c);
         return s->host->fail(s->host, TN_NO_MEMORY, "shm: no memory for a group of %d", (int)n);
     }
     c->me = me;
     c->room = RING;
     memcpy(c->ranks, ranks, (size_t)n * sizeof *ranks);
+    for (int32_t i = 0; i < n; i++)
+        c->seats[i] = s->seats[ranks[i]];
     snprintf(c->name, sizeof c->name, "%s", name ? name : "");
     uint64_t now = shm_now();
     st = n == 1 ? map_block(c) : meet(c, timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns);

@@ -20,11 +20,12 @@
 #include "shm.h"
 
 enum { PAGE = 4096, HUGE = 2 << 20, SKEW = 3 * 4096 + 320, SLICE_MS = 50, HELLO = 0x6f6c6c65 };
-#define LAYOUT UINT64_C(0x73680001) /* changes whenever the shared layout in shm.h does */
+#define LAYOUT UINT64_C(0x73680002) /* changes whenever the shared layout in shm.h does */
 
 /* What each rank says of itself before anything is shared. */
 struct card {
     uint64_t host_id, layout;
+    int32_t rank; /* in the world */
 };
 
 /* What goes over a socket. */
@@ -81,25 +82,35 @@ static tn_status ask(struct shm *s, const char *key, void *data, uint32_t bytes,
     }
 }
 
-static tn_status check_hosts(struct shm *s, uint64_t deadline)
+static const char *key_of(const struct shm *s, const char *what, int32_t number, char *key, size_t bytes)
 {
-    struct card mine = { s->bootstrap.host_id, LAYOUT };
+    snprintf(key, bytes, "shm/%016" PRIx64 "/%s/%d", s->bootstrap.host_id, what, (int)number);
+    return key;
+}
+
+/* Who is on this host; nobody asks about other hosts. */
+static tn_status find_host(struct shm *s, uint64_t deadline)
+{
+    struct card mine = { s->bootstrap.host_id, LAYOUT, s->bootstrap.rank };
     char key[64];
-    snprintf(key, sizeof key, "shm/card/%d", (int)s->rank);
-    tn_status st = tell(s, key, &mine, sizeof mine, deadline);
+    int32_t world = s->bootstrap.size;
+    s->world = s->host->alloc(s->host, (uint64_t)s->n * sizeof *s->world);
+    s->seats = s->host->alloc(s->host, (uint64_t)world * sizeof *s->seats);
+    if (!s->world || !s->seats)
+        return s->host->fail(s->host, TN_NO_MEMORY, "shm: no memory for %d ranks", (int)world);
+    for (int32_t i = 0; i < world; i++)
+        s->seats[i] = -1;
+    tn_status st = tell(s, key_of(s, "card", s->rank, key, sizeof key), &mine, sizeof mine, deadline);
     for (int32_t r = 0; st == TN_OK && r < s->n; r++) {
         struct card card;
         uint32_t got;
-        snprintf(key, sizeof key, "shm/card/%d", (int)r);
-        if ((st = ask(s, key, &card, sizeof card, &got, deadline)) != TN_OK)
+        if ((st = ask(s, key_of(s, "card", r, key, sizeof key), &card, sizeof card, &got, deadline)) != TN_OK)
             return st;
-        if (got != sizeof card || card.layout != LAYOUT)
-            return s->host->fail(s->host, TN_CONFLICT, "shm: rank %d runs another version of shm.so than rank %d",
-                                 (int)r, (int)s->rank);
-        if (card.host_id != mine.host_id)
-            return s->host->fail(s->host, TN_UNSUPPORTED,
-                                 "shm: rank %d is on another host than rank %d; all ranks must share one, or use a "
-                                 "backend with a network", (int)r, (int)s->rank);
+        if (got != sizeof card || card.layout != LAYOUT || card.rank < 0 || card.rank >= world)
+            return s->host->fail(s->host, TN_CONFLICT, "shm: a rank of this host runs another version of shm.so than rank %d",
+                                 (int)s->bootstrap.rank);
+        s->world[r] = card.rank;
+        s->seats[card.rank] = r;
     }
     return st;
 }
@@ -243,7 +254,8 @@ static tn_status serve(struct shm *s, uint64_t deadline)
             close(listener);
         return st;
     }
-    tn_status st = tell(s, "shm/root", name, bytes, deadline);
+    char key[64];
+    tn_status st = tell(s, key_of(s, "root", 0, key, sizeof key), name, bytes, deadline);
     for (int32_t left = s->n - 1; st == TN_OK && left > 0;) {
         st = serve_one(s, listener, deadline);
         if (st == TN_OK)
@@ -257,9 +269,9 @@ static tn_status serve(struct shm *s, uint64_t deadline)
 
 static tn_status join(struct shm *s, uint64_t deadline)
 {
-    char name[80];
+    char name[80], key[64];
     uint32_t bytes;
-    tn_status st = ask(s, "shm/root", name, sizeof name, &bytes, deadline);
+    tn_status st = ask(s, key_of(s, "root", 0, key, sizeof key), name, sizeof name, &bytes, deadline);
     if (st != TN_OK)
         return st;
     struct sockaddr_un at;
@@ -269,17 +281,17 @@ static tn_status join(struct shm *s, uint64_t deadline)
         return s->host->fail(s->host, TN_IO, "shm: socket: %s", strerror(errno));
     s->sockets[0] = fd;
     if (connect(fd, (struct sockaddr *)&at, length) != 0)
-        return s->host->fail(s->host, TN_IO, "shm: cannot reach rank 0: %s; are the ranks in different network "
-                                             "namespaces (containers)?", strerror(errno));
+        return s->host->fail(s->host, TN_IO, "shm: cannot reach rank %d: %s; are the ranks in different network "
+                                             "namespaces (containers)?", (int)s->world[0], strerror(errno));
     if (!is_our_user(fd))
-        return s->host->fail(s->host, TN_IO, "shm: rank 0 belongs to another user");
+        return s->host->fail(s->host, TN_IO, "shm: rank %d belongs to another user", (int)s->world[0]);
     struct note note = { .hello = HELLO, .rank = s->rank };
     if ((st = send_note(s, fd, &note, -1)) != TN_OK)
         return st;
     if ((st = receive_note(s, fd, &note, &s->control_fd, deadline, "init")) != TN_OK)
         return st;
     if (note.hello != HELLO || s->control_fd < 0 || note.bytes != s->control_bytes)
-        return s->host->fail(s->host, TN_CONFLICT, "shm: rank 0 runs another version of shm.so");
+        return s->host->fail(s->host, TN_CONFLICT, "shm: rank %d runs another version of shm.so", (int)s->world[0]);
     return TN_OK;
 }
 
@@ -291,7 +303,7 @@ tn_status shm_connect(struct shm *s, uint64_t deadline)
     for (int32_t i = 0; i < s->n; i++)
         s->sockets[i] = -1;
     s->control_bytes = round_up(sizeof(struct shm_control) + (uint64_t)s->n * sizeof(struct shm_cell), PAGE);
-    tn_status st = check_hosts(s, deadline);
+    tn_status st = find_host(s, deadline);
     if (st == TN_OK && s->rank == 0)
         st = make_control(s);
     if (st == TN_OK)
@@ -368,7 +380,7 @@ static tn_status lay_out(struct shm *s, struct layout *l)
             l->mine = l->bytes + skew(r);
         if (cell->bytes >= UINT64_C(1) << 46 || (l->bytes += part_bytes(r, cell->bytes)) >= UINT64_C(1) << 46)
             return s->host->fail(s->host, TN_NO_MEMORY, "shm: %" PRIu64 " bytes asked for by rank %d", cell->bytes,
-                                 (int)r);
+                                 (int)s->world[r]);
         for (int i = 0; i < SEGMENTS / 64; i++)
             used[i] |= cell->used[i];
     }
@@ -395,8 +407,8 @@ static tn_status share_segment(struct shm *s, const struct layout *l, int *fd, u
     if (s->rank != 0) {
         tn_status st = receive_note(s, s->sockets[0], &note, fd, deadline, "mem_alloc");
         if (st == TN_OK && (note.status != 0 || *fd < 0))
-            return s->host->fail(s->host, TN_NO_MEMORY, "shm: rank 0 cannot make %" PRIu64 " bytes of shared memory: "
-                                 "%s", l->bytes, strerror(note.status));
+            return s->host->fail(s->host, TN_NO_MEMORY, "shm: rank %d cannot make %" PRIu64 " bytes of shared memory: "
+                                 "%s", (int)s->world[0], l->bytes, strerror(note.status));
         return st;
     }
     *fd = make_segment(l);
@@ -466,7 +478,7 @@ static tn_status check_mapped(struct shm *s)
 {
     for (int32_t r = 0; r < s->n; r++)
         if (s->control->cells[r].status != TN_OK)
-            return s->host->fail(s->host, TN_NO_MEMORY, "shm: rank %d could not map the memory", (int)r);
+            return s->host->fail(s->host, TN_NO_MEMORY, "shm: rank %d could not map the memory", (int)s->world[r]);
     return TN_OK;
 }
 

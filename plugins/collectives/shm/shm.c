@@ -1,7 +1,8 @@
 /* shm: collectives among the ranks of one host, through memory that all of them map.
  *
  * This file is the plugin's table and an instance's life: create reads the options, init finds
- * the other ranks and maps the control file, destroy leaves nothing. The parts are listed in
+ * the other ranks of the host and maps the control file, destroy leaves nothing. Where the world
+ * spans hosts, those of other hosts take no part and no group may have one of them. The parts are listed in
  * shm.h, the protocol is explained in wait.c. */
 #include <errno.h>
 #include <inttypes.h>
@@ -79,6 +80,7 @@ static tn_status create(const struct tn_host *host, const struct tn_collective *
     s->host = host;
     s->control_fd = -1;
     s->spin_option_us = host->get_int(host, "spin_us");
+    s->any_host = host->get_int(host, "any_host") != 0;
     s->kernels = shm_kernels_pick();
     s->cache_bytes = find_cache();
     *self = s;
@@ -127,6 +129,8 @@ static void destroy(void *self)
         if (s->segments[i].base)
             shm_mem_free(s, s->segments[i].base + s->segments[i].mine);
     shm_disconnect(s);
+    s->host->release(s->host, s->world);
+    s->host->release(s->host, s->seats);
     while (s->pools) {
         struct shm_pool *next = s->pools->next;
         s->host->release(s->host, s->pools);
@@ -137,7 +141,8 @@ static void destroy(void *self)
 
 static tn_status caps(void *self, struct tn_collective_caps *caps)
 {
-    struct tn_collective_caps have = { .in_place_peers = 1, .needs_progress = 1, .host_memory = 1 };
+    const struct shm *s = self;
+    struct tn_collective_caps have = { .in_place_peers = 1, .needs_progress = 1, .host_memory = 1, .one_host = !s->any_host };
     for (uint32_t d = 1; d < 64; d++)
         if (shm_can_reduce(d))
             have.dtypes |= UINT64_C(1) << d;
@@ -181,8 +186,13 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
     uint64_t deadline = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
     memcpy(&s->bootstrap, bootstrap,
            bootstrap->struct_size < sizeof *bootstrap ? bootstrap->struct_size : sizeof *bootstrap);
-    s->rank = bootstrap->rank;
-    s->n = bootstrap->size;
+    if (s->any_host) {
+        s->bootstrap.local_rank = s->bootstrap.rank;
+        s->bootstrap.local_size = s->bootstrap.size;
+        s->bootstrap.host_id = 0;
+    }
+    s->rank = s->bootstrap.local_rank;
+    s->n = s->bootstrap.local_size;
     s->timeout_ns = timeout_ns;
     tn_status st = grow_requests(s);
     if (st != TN_OK)
@@ -237,6 +247,11 @@ static const struct tn_option options[] = {
       .max = 1000000,
       .help = "Microseconds that a waiting rank stays awake, giving way to others, before it sleeps; auto: 300 while "
               "the ranks have a core each, else 50." },
+    { .struct_size = sizeof(struct tn_option),
+      .type = TN_OPT_BOOL,
+      .key = "any_host",
+      .fallback = "false",
+      .help = "Takes ranks of other hosts for ranks of this one. Only for tests in which hosts are simulated." },
 };
 
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)

@@ -176,7 +176,8 @@ struct tn_comm {
     struct shm *shm;
     char name[NAME_BYTES];
     int32_t n, me;
-    int32_t *ranks;
+    int32_t *ranks; /* of the world, for messages */
+    int32_t *seats; /* the same among those of this host */
     uint32_t entry, generation; /* its place in the control file */
     struct shm_block *block;
     uint64_t block_bytes;
@@ -213,7 +214,10 @@ struct shm {
     const struct tn_host *host;
     struct tn_bootstrap bootstrap;
     const struct shm_kernels *kernels;
-    int32_t rank, n;
+    int32_t rank, n;              /* among the ranks of this host, which alone take part */
+    int32_t *world;               /* their ranks in the world */
+    int32_t *seats;               /* of each rank of the world: its place here, -1: it is on another host */
+    int any_host;                 /* the option */
     int64_t spin_option_us;
     uint64_t spin_ns, timeout_ns, next_poll_ns;
     uint32_t pauses;        /* looks at the peers before giving way: none without a core for each rank */

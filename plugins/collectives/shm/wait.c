@@ -134,7 +134,7 @@ void shm_comm_fail(struct tn_comm *c, tn_status status, int32_t peer, const stru
 
 void shm_comm_abort(struct tn_comm *c)
 {
-    shm_comm_fail(c, TN_ABORTED, -1, NULL, "group %s was aborted by rank %d", c->name, (int)c->shm->rank);
+    shm_comm_fail(c, TN_ABORTED, -1, NULL, "group %s was aborted by rank %d", c->name, (int)c->ranks[c->me]);
 }
 
 /* The comm's failure as this rank's error. */
@@ -182,7 +182,7 @@ static void end_all(struct tn_comm *c, tn_status status)
 
 static struct shm_bell *bell_of(struct tn_comm *c, int32_t member)
 {
-    return &c->shm->control->cells[c->ranks[member]].bell;
+    return &c->shm->control->cells[c->seats[member]].bell;
 }
 
 void shm_ring(struct tn_comm *c, int32_t member)
