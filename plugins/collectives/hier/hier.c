@@ -13,7 +13,7 @@
 
 /* A wait for one of several things is cut into slices: short at first, then a share of what was waited. */
 enum { LOOK_NS = 50 * 1000 * 1000, SHORTEST_NS = 50 * 1000, LONGEST_NS = 5 * 1000 * 1000, SHARE = 4 };
-enum { HEAR_NS = 400 * 1000 * 1000, HEAR_NAP_NS = 2 * 1000 * 1000, HOPS = 4 };
+enum { HEAR_NS = 1000 * 1000 * 1000, HEAR_NAP_NS = 2 * 1000 * 1000, HOPS = 4 };
 
 uint64_t hier_now(void)
 {
@@ -139,33 +139,42 @@ static const char *blame_key(int32_t rank, char *key, size_t bytes)
     return key;
 }
 
-static tn_status hear_blame(const struct tn_bootstrap *boot, int32_t rank, int32_t *blamed)
+static tn_status hear_blame(const struct tn_bootstrap *boot, int32_t rank, uint64_t until_ns, int32_t *blamed)
 {
     char key[48];
-    tn_status status = TN_PENDING;
-    for (uint64_t end = hier_now() + HEAR_NS; status == TN_PENDING && hier_now() < end;) {
+    for (;;) {
         uint32_t bytes = sizeof *blamed;
-        status = boot->get(boot->ctx, blame_key(rank, key, sizeof key), blamed, &bytes);
-        if (status == TN_PENDING)
-            nanosleep(&(struct timespec){ .tv_nsec = HEAR_NAP_NS }, NULL);
+        tn_status status = boot->get(boot->ctx, blame_key(rank, key, sizeof key), blamed, &bytes);
+        if (status != TN_PENDING || hier_now() >= until_ns)
+            return status;
+        nanosleep(&(struct timespec){ .tv_nsec = HEAR_NAP_NS }, NULL);
     }
-    return status;
+}
+
+/* Where the backend below cannot tell for whom this rank waits: the first member that does not give up itself. */
+static int32_t find_silent(const struct tn_comm *c, uint64_t until_ns)
+{
+    int32_t blamed;
+    for (int32_t i = 0; i < c->n; i++)
+        if (i != c->me && hear_blame(&c->hier->bootstrap, c->ranks[i], until_ns, &blamed) == TN_PENDING)
+            return c->ranks[i];
+    return -1;
 }
 
 /* Only for who gives up: it takes a while, and is said once. */
 static int32_t find_culprit(struct tn_comm *c, int32_t peer)
 {
     const struct tn_bootstrap *boot = &c->hier->bootstrap;
+    uint64_t until_ns = hier_now() + HEAR_NS;
     char key[48];
-    if (peer >= 0)
-        (void)boot->put(boot->ctx, blame_key(boot->rank, key, sizeof key), &peer, sizeof peer);
+    (void)boot->put(boot->ctx, blame_key(boot->rank, key, sizeof key), &peer, sizeof peer);
     for (int hop = 0; hop < HOPS && peer >= 0; hop++) {
         int32_t next = -1;
-        if (hear_blame(boot, peer, &next) != TN_OK || next < 0 || next == peer || next == boot->rank)
-            break;
+        if (hear_blame(boot, peer, until_ns, &next) != TN_OK || next == peer || next == boot->rank)
+            return peer;
         peer = next;
     }
-    return peer;
+    return find_silent(c, until_ns);
 }
 
 static uint64_t bytes_of(const struct tn_request *r)
@@ -327,6 +336,12 @@ static tn_status pass(struct tn_request *r, const struct side *side, struct tn_c
     }
 }
 
+static int32_t *passed_by(const struct tn_request *r)
+{
+    struct hier *h = r->comm->hier;
+    return &h->passed[r->side == &h->outer];
+}
+
 static struct tn_comm *passed_to(const struct tn_request *r)
 {
     return r->side == &r->comm->hier->inner ? r->comm->down : r->comm->all;
@@ -374,6 +389,7 @@ static tn_status call(struct tn_comm *c, struct tn_request what, struct tn_reque
         hier_recycle(r);
         return status;
     }
+    ++*passed_by(r);
     *out = r;
     return TN_OK;
 }
@@ -459,8 +475,10 @@ static tn_status finish_passed(struct tn_request *r, tn_status status)
 {
     if (status != TN_OK && status != TN_PENDING)
         keep_passed_error(r);
-    if (status != TN_PENDING && status != TN_TIMEOUT)
+    if (status != TN_PENDING && status != TN_TIMEOUT) {
+        --*passed_by(r);
         hier_recycle(r);
+    }
     return status;
 }
 
@@ -514,9 +532,9 @@ static tn_status wait_for(struct tn_request *r, uint64_t timeout_ns)
         if (!r->side && r->status != TN_PENDING)
             return finish(r);
         uint64_t spent_ns = now_ns - began_ns, left_ns = spent_ns < timeout_ns ? timeout_ns - spent_ns : 0;
-        int waiting = hier_all_waiting(h);
+        int waiting = hier_all_waiting(h) + h->passed[0] + h->passed[1];
         if (r->side) {
-            uint64_t slice_ns = waiting ? slice_of(spent_ns, left_ns, 0) : left_ns;
+            uint64_t slice_ns = waiting > *passed_by(r) ? slice_of(spent_ns, left_ns, 0) : left_ns;
             tn_status status = r->side->table->wait(r->below, slice_ns);
             if (status != TN_TIMEOUT || slice_ns == left_ns)
                 return finish_passed(r, status);

@@ -89,6 +89,7 @@ struct hier {
     struct tn_bootstrap bootstrap;
     uint64_t dtypes, small_bytes, chunk_bytes;
     uint64_t next_look_ns;
+    int32_t passed[2];         /* operations under way that went to inner, outer as they are */
     struct tn_comm *comms;
     struct times *times;       /* groups made so far, by members */
 };
