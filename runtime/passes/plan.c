@@ -6,6 +6,7 @@
  * to its last op. So a value that is fetched is never read before its copy-out is done, and what it was copied from is
  * not used for anything else before. */
 #include "passes/plan.h"
+#include "passes/plan_place.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -362,100 +363,6 @@ static void find_lifetimes(struct planner *s)
             s->last[v] = s->last_use[v];
 }
 
-struct block {
-    tn_value root;
-    int64_t bytes, first, last, offset;
-};
-
-static int larger_first(const void *a, const void *b)
-{
-    const struct block *x = a, *y = b;
-    if (x->bytes != y->bytes)
-        return x->bytes < y->bytes ? 1 : -1;
-    return (x->root > y->root) - (x->root < y->root);
-}
-
-/* Placed blocks that live within one stretch of time, sorted by offset. */
-struct window {
-    const struct block **placed;
-    size_t n, cap;
-};
-
-/* Time as a whole, and in WINDOWS equal stretches: most blocks live so shortly that only those of one stretch can be in
- * their way. */
-enum { WINDOWS = 64 };
-struct windows {
-    struct window all, part[WINDOWS];
-    int64_t length; /* of a stretch */
-};
-
-static void add_to_window(struct window *w, const struct block *b)
-{
-    if (w->n == w->cap) {
-        w->cap = w->cap ? 2 * w->cap : 64;
-        w->placed = realloc(w->placed, w->cap * sizeof *w->placed);
-        assert(w->placed);
-    }
-    size_t low = 0, n = w->n;
-    while (n > 0) {
-        size_t half = n / 2;
-        if (w->placed[low + half]->offset <= b->offset) {
-            low += half + 1;
-            n -= half + 1;
-        } else {
-            n = half;
-        }
-    }
-    memmove(w->placed + low + 1, w->placed + low, (w->n - low) * sizeof *w->placed);
-    w->placed[low] = b;
-    w->n++;
-}
-
-/* The stretch that an order is in; what the host writes before the step counts as order 0. */
-static size_t stretch_of(const struct windows *windows, int64_t order)
-{
-    return (size_t)((order < 0 ? 0 : order) / windows->length);
-}
-
-/* The lowest offset that is free for the whole life of b. */
-static int64_t find_gap(const struct windows *windows, const struct block *b)
-{
-    size_t first = stretch_of(windows, b->first), last = stretch_of(windows, b->last);
-    const struct window *w = first == last ? &windows->part[first] : &windows->all;
-    int64_t at = 0;
-    for (size_t j = 0; j < w->n && w->placed[j]->offset < at + b->bytes; j++) {
-        const struct block *other = w->placed[j];
-        if (other->offset + other->bytes > at && other->first <= b->last && b->first <= other->last)
-            at = other->offset + other->bytes;
-    }
-    return at;
-}
-
-/* Largest first, each at the lowest offset free for its whole life (greedy by size; Pisarchyk and Lee 2020). `end`:
- * the last order of all. */
-static int64_t place_blocks(struct block *block, size_t n, int64_t end)
-{
-    struct windows *windows = calloc(1, sizeof *windows);
-    int64_t top = 0;
-    assert(windows);
-    windows->length = end / WINDOWS + 1;
-    qsort(block, n, sizeof *block, larger_first);
-    for (size_t i = 0; i < n; i++) {
-        struct block *b = &block[i];
-        b->offset = find_gap(windows, b);
-        add_to_window(&windows->all, b);
-        for (size_t w = stretch_of(windows, b->first); w <= stretch_of(windows, b->last); w++)
-            add_to_window(&windows->part[w], b);
-        if (b->offset + b->bytes > top)
-            top = b->offset + b->bytes;
-    }
-    for (size_t w = 0; w < WINDOWS; w++)
-        free(windows->part[w].placed);
-    free(windows->all.placed);
-    free(windows);
-    return top;
-}
-
 static int64_t *category(struct tn_plan *plan, uint32_t space)
 {
     return space == TN_SPACE_DEVICE ? plan->category_bytes : plan->away[space].category_bytes;
@@ -483,7 +390,7 @@ static void place_persistent(struct planner *s, const struct tn_plan *base)
 }
 
 /* Most that is live at once in each category. */
-static void measure(struct planner *s, uint32_t space, const struct block *block, size_t n)
+static void measure(struct planner *s, uint32_t space, const struct tn_block *block, size_t n)
 {
     int64_t steps = s->end + 2;
     int64_t *change = calloc((size_t)(steps + 1), sizeof *change);
@@ -510,13 +417,13 @@ static int64_t place_transient(struct planner *s, uint32_t space, int64_t base)
 {
     const struct tn_program *p = s->p;
     struct tn_plan *plan = s->plan;
-    struct block *block = malloc(((size_t)p->n_values + 1) * sizeof *block);
+    struct tn_block *block = malloc(((size_t)p->n_values + 1) * sizeof *block);
     size_t n = 0;
     assert(block);
     for (tn_value v = 1; v <= p->n_values; v++)
         if (p->values[v].space == space && s->parent[v] == v && !s->persistent[v] && s->last[v] >= 0 && s->bytes[v] > 0)
-            block[n++] = (struct block){ .root = v, .bytes = s->bytes[v], .first = s->first[v], .last = s->last[v] };
-    int64_t bytes = place_blocks(block, n, s->end + 1);
+            block[n++] = (struct tn_block){ .root = v, .bytes = s->bytes[v], .first = s->first[v], .last = s->last[v] };
+    int64_t bytes = tn_place_blocks(block, n);
     for (size_t i = 0; i < n; i++)
         plan->offset[block[i].root] = base + block[i].offset;
     measure(s, space, block, n);

@@ -35,23 +35,35 @@ int32_t pp_stage_of_value(const struct staging *s, tn_value v)
 
 int32_t pp_stage_of_param(const struct staging *s, tn_value param, int32_t *last)
 {
-    const struct tn_program_api *read = s->pp->read;
-    int32_t first = PP_NONE;
-    *last = PP_NONE;
-    for (tn_op user = read->user_next(s->program, param, 0); user; user = read->user_next(s->program, param, user)) {
-        struct tn_op_info info;
-        pp_op(s->pp, s->program, user, &info);
-        int32_t stage = s->stage[user], end = stage;
-        if (info.opcode == TN_OP_CAST && info.region == TN_REGION_PROLOGUE)
-            stage = pp_stage_of_param(s, info.out[0], &end);
-        else if (info.region != TN_REGION_FORWARD)
-            continue;
-        if (stage == PP_NONE)
-            continue;
-        first = first == PP_NONE || stage < first ? stage : first;
-        *last = end > *last ? end : *last;
+    *last = s->used_last[param];
+    return s->used_first[param];
+}
+
+void pp_note_use(struct staging *s, tn_value v, int32_t stage)
+{
+    if (s->used_first[v] == PP_NONE || stage < s->used_first[v])
+        s->used_first[v] = stage;
+    if (s->used_last[v] == PP_NONE || stage > s->used_last[v])
+        s->used_last[v] = stage;
+}
+
+/* Once, for to ask for the users of each param by itself takes too long in a deep model. */
+static void note_uses(struct staging *s)
+{
+    for (tn_op op = s->pp->read->op_next(s->program, 0); op; op = s->pp->read->op_next(s->program, op)) {
+        struct tn_op_info info, maker;
+        pp_op(s->pp, s->program, op, &info);
+        for (uint32_t i = 0; info.region == TN_REGION_FORWARD && i < info.n_in; i++) {
+            struct tn_value_info value;
+            pp_value(s->pp, s->program, info.in[i], &value);
+            pp_note_use(s, info.in[i], s->stage[op]);
+            if (!value.def)
+                continue;
+            pp_op(s->pp, s->program, value.def, &maker);
+            if (maker.opcode == TN_OP_CAST && maker.region == TN_REGION_PROLOGUE)
+                pp_note_use(s, maker.in[0], s->stage[op]);
+        }
     }
-    return first;
 }
 
 static int32_t stage_of_compute(struct staging *s, const struct tn_op_info *op)
@@ -223,6 +235,7 @@ static tn_status place_all(struct staging *s)
             return status;
         place_compute(s);
     }
+    note_uses(s);
     pp_copy_tied(s);
     place_rest(s);
     return share(s);
@@ -244,11 +257,14 @@ tn_status pp_place(void *self, struct tn_program *program)
     for (tn_value v = read->value_next(program, 0); v; v = read->value_next(program, v))
         values = v;
     struct staging *s = pp->host->alloc(pp->host, sizeof *s);
-    int32_t *stage = pp->host->alloc(pp->host, ((uint64_t)last + 4 * values + 1) * sizeof *stage) /* copies add a few ops a param */;
+    uint64_t room = 4 * (uint64_t)values + 64; /* copies of shared params add a few values and ops each */
+    int32_t *stage = pp->host->alloc(pp->host, ((uint64_t)last + 3 * room + 1) * sizeof *stage);
     tn_status status = s && stage ? TN_OK : TN_NO_MEMORY;
     if (status == TN_OK) {
         *s = (struct staging){.pp = pp, .program = program, .axis = axis, .ranks = pp->size, .stages = stages,
-                              .layers = (int32_t)layers, .stage = stage};
+                              .layers = (int32_t)layers, .stage = stage + 2 * room, .used_first = stage, .used_last = stage + room};
+        for (uint64_t i = 0; i < 2 * room; i++)
+            stage[i] = PP_NONE;
         status = pp_cut(pp, stages, layers, s->first) ? place_all(s) : TN_INVALID;
     }
     pp->host->release(pp->host, stage);

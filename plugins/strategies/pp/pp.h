@@ -29,6 +29,7 @@ struct staging {
     int32_t axis, ranks, stages, layers;
     int32_t first[PP_MOST_LAYERS + 1]; /* layer of each stage */
     int32_t *stage;                    /* by op */
+    int32_t *used_first, *used_last;   /* by value: stages of the first and last forward op that uses it, through a cast too */
     int seen_layer;                    /* of the forward ops so far */
 };
 
@@ -56,6 +57,7 @@ void pp_set_stage(struct staging *s, tn_op op, int32_t stage);
 int32_t pp_stage_of_value(const struct staging *s, tn_value v); /* of the op that makes it; PP_NONE without one */
 /* Stage of the first forward op that uses a param, through its cast; PP_NONE if none does. *last: of the last one. */
 int32_t pp_stage_of_param(const struct staging *s, tn_value param, int32_t *last);
+void pp_note_use(struct staging *s, tn_value v, int32_t stage);
 static inline int pp_same_rank(const struct staging *s, int32_t a, int32_t b)
 {
     return a >= 0 && b >= 0 && a % s->ranks == b % s->ranks;

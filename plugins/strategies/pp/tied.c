@@ -242,6 +242,7 @@ void pp_copy_tied(struct staging *s)
         if (t.stage < 0 || pp_same_rank(s, t.stage, t.copy_stage) || !only_two(&t))
             continue;
         t.copy = copy_value(&t, v, 0);
+        pp_note_use(s, t.copy, t.copy_stage);
         share_uses(&t);
         tn_value acc = accumulator_of(s, v);
         if (acc) {
