@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every manifest of examples/ is accepted as it is, and those of one strategy each train ten steps.
+"""Every manifest of examples/ is accepted as it is, and those of one strategy each train ten steps. Those of
+examples/cluster are checked in seconds (the limit is generous, for busy machines), with the memory of each stage's rank.
 
 usage: examples.py TENON FOLDER"""
 import pathlib
@@ -7,11 +8,24 @@ import re
 import subprocess
 import sys
 
-SHORT = ("tp", "dp", "fsdp", "ckpt", "offload")
+SHORT = ("tp", "dp", "fsdp", "pp", "ckpt", "offload")
 
 
-def tenon(program, *arguments):
-    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+STAGES = {"10b": 2, "70b": 4, "405b": 16}
+SECONDS = 100  # at most 9 here where nothing else runs
+
+
+def tenon(program, *arguments, timeout=60):
+    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
+
+
+def check_cluster(program, folder):
+    for name, stages in STAGES.items():
+        done = tenon(program, "check", folder / f"{name}.ini", timeout=SECONDS)
+        rows = re.findall(r"^  \d+( +\d+\.\d\d){6}$", done.stdout, re.M)
+        size = re.search(r"^model: (\d+)\.\d+ M params", done.stdout, re.M)
+        if done.returncode != 0 or len(rows) != stages or not size or int(size.group(1)) // 1000 != int(name[:-1]):
+            yield f"check {name}.ini: exit code {done.returncode}, {len(rows)} ranks, model {size and size.group(1)}\n{done.stderr}"
 
 
 def main(program, folder):
@@ -27,7 +41,8 @@ def main(program, folder):
         done = tenon(program, "run", manifest, "--steps", 10)
         if done.returncode != 0 or not re.search(r"^training loss \d+\.\d+ -> \d+\.\d+ \(step 10\)$", done.stdout, re.M):
             failures.append(f"run {manifest.name}: exit code {done.returncode}\n{done.stderr}{done.stdout}")
-    print("\n".join(failures) or f"{len(manifests)} examples")
+    failures += check_cluster(program, pathlib.Path(folder) / "cluster")
+    print("\n".join(failures) or f"{len(manifests) + len(STAGES)} examples")
     return 1 if failures else 0
 
 
