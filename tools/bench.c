@@ -1,5 +1,6 @@
 /* tenon bench: measures communication; the parts are in bench/. Without RANK in the environment it loads the backends to
  * see that they are there, then starts one process a rank, each of which is this command again. */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -77,6 +78,8 @@ static int run_rank(const struct bench_options *o)
         return refuse(&b);
     if (tn_rank_init(&w.joined, w.timeout_ns, error, sizeof error) != TN_OK)
         bench_die(&w, "%s", error);
+    signal(SIGINT, SIG_DFL); /* there is no step to finish first */
+    signal(SIGTERM, SIG_DFL);
     w.local_n = w.joined.bootstrap.local_size;
     if (o->pin)
         bench_pin(&w);

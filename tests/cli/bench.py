@@ -7,12 +7,13 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
 import unittest
 import xml.etree.ElementTree
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from tenon_job import JobTest, layout, settings  # noqa: E402
+from tenon_job import JobTest, layout, settings, until  # noqa: E402
 
 TENON, CORRUPT = map(os.path.abspath, sys.argv[1:3])
 del sys.argv[1:3]
@@ -200,6 +201,24 @@ class OneVoice(Bench):
         self.assertEqual(len([line for line in run.stdout.splitlines() if line[:1] == " "]), 3)
         run = self.run_tenon("--oversubscribe", "--allow-run-as-root", "-n", 2, TENON, "bench", "comm", "-p", 3, code=2)
         self.assertEqual(run.stderr.count("--ranks 3, but the launcher started 2"), 1)
+
+
+class Interrupted(Bench):
+    def test_ctrl_c(self):
+        run = self.start("bench", "comm", "-p", 2, "--seconds", 100)
+        self.assertTrue(until(lambda: "# all_reduce" in run.stdout))
+        run.process.send_signal(signal.SIGINT)
+        self.assertEqual(run.wait(20), 1)
+        self.assertIn("interrupted by signal 2", run.stderr)
+        self.assertEqual(run.processes(), [])
+
+    def test_a_rank_dies(self):
+        run = self.start("bench", "comm", "-p", 3, "--seconds", 100)
+        self.assertTrue(until(lambda: "# all_reduce" in run.stdout))
+        os.kill(run.rank(1), signal.SIGKILL)
+        self.assertEqual(run.wait(20), 1)
+        self.matches(r"rank 1 was killed by signal 9", run.stderr)
+        self.assertEqual(run.processes(), [])
 
 
 class Messages(Bench):

@@ -17,8 +17,16 @@ enum { HUGE = 2 << 20 };
 
 typedef float vec __attribute__((vector_size(64), may_alias));
 
-/* Built for several levels of the processor, the best chosen at load time. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define IS_SANITIZED 1
+#endif
+#endif
+
+/* Built for several levels of the processor, the best chosen at load time; before sanitizers are ready for it. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(IS_SANITIZED)
 #define LEVELS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define LEVELS
