@@ -55,7 +55,8 @@ struct tn_plugin {
     const char *const *after;     /* must come after these, where they are in the chain */
     const char *const *before;    /* must come before these */
     const char *const *conflicts; /* cannot be in one chain with these */
-    const char *const *needs;     /* ... and of host APIs it cannot work without ("tn.program/1") */
+    const char *const *needs;     /* ... and of host APIs it cannot work without ("tn.program/1"): a host that lacks
+                                     one does not call create, where get_api of these is never NULL */
 };
 
 /* The fields of the frozen prefix that say what a plugin was built with: the same in every plugin. */

@@ -52,20 +52,16 @@ static void destroy(void *self)
 
 static tn_status create(const struct tn_host *host, void **self)
 {
-    const struct tn_facts_api *facts = host->get_api(host, "tn.facts/1");
-    const struct tn_program_api *read = host->get_api(host, "tn.program/1");
-    const struct tn_program_edit_api *edit = host->get_api(host, "tn.program_edit/1");
-    if (!facts || !read || !edit)
-        return host->fail(host, TN_UNSUPPORTED, "dp needs a host with tn.facts/1, tn.program/1 and tn.program_edit/1");
     struct dp *dp = host->alloc(host, sizeof *dp);
     if (!dp)
         return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
-    memset(dp, 0, sizeof *dp);
-    dp->host = host;
-    dp->facts = facts;
-    dp->read = read;
-    dp->edit = edit;
-    dp->bucket_bytes = host->get_int(host, "bucket");
+    *dp = (struct dp){
+        .host = host,
+        .facts = host->get_api(host, "tn.facts/1"),
+        .read = host->get_api(host, "tn.program/1"),
+        .edit = host->get_api(host, "tn.program_edit/1"),
+        .bucket_bytes = host->get_int(host, "bucket"),
+    };
     tn_status status = read_shares(dp);
     if (status != TN_OK) {
         destroy(dp);

@@ -29,23 +29,18 @@ static const struct tn_option options[] = {
 
 static tn_status create(const struct tn_host *host, void **self)
 {
-    const struct tn_facts_api *facts = host->get_api(host, "tn.facts/1");
-    const struct tn_program_api *read = host->get_api(host, "tn.program/1");
-    const struct tn_program_edit_api *edit = host->get_api(host, "tn.program_edit/1");
-    if (!facts || !read || !edit || !TN_HAS(edit, set_kind))
-        return host->fail(host, TN_UNSUPPORTED,
-                          "fsdp needs a host with tn.facts/1, tn.program/1 and tn.program_edit/1 with set_kind");
     struct fsdp *fsdp = host->alloc(host, sizeof *fsdp);
     if (!fsdp)
         return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
-    memset(fsdp, 0, sizeof *fsdp);
-    fsdp->host = host;
-    fsdp->facts = facts;
-    fsdp->read = read;
-    fsdp->edit = edit;
-    fsdp->level = (int)host->get_int(host, "level");
-    fsdp->reshard = host->get_int(host, "reshard") != 0;
-    fsdp->prefetch = (int32_t)host->get_int(host, "prefetch");
+    *fsdp = (struct fsdp){
+        .host = host,
+        .facts = host->get_api(host, "tn.facts/1"),
+        .read = host->get_api(host, "tn.program/1"),
+        .edit = host->get_api(host, "tn.program_edit/1"),
+        .level = (int)host->get_int(host, "level"),
+        .reshard = host->get_int(host, "reshard") != 0,
+        .prefetch = (int32_t)host->get_int(host, "prefetch"),
+    };
     fsdp->n_units = host->get_list(host, "units", &fsdp->units);
     *self = fsdp;
     return TN_OK;

@@ -5,7 +5,6 @@
 #include "pp.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zero-bubble", NULL};
 
@@ -24,21 +23,17 @@ static const struct tn_option options[] = {
 
 static tn_status create(const struct tn_host *host, void **self)
 {
-    const struct tn_facts_api *facts = host->get_api(host, "tn.facts/1");
-    const struct tn_program_api *read = host->get_api(host, "tn.program/1");
-    const struct tn_program_edit_api *edit = host->get_api(host, "tn.program_edit/1");
-    if (!facts || !read || !edit || !TN_HAS(edit, set_kind) || !TN_HAS(read, op_cost))
-        return host->fail(host, TN_UNSUPPORTED, "pp needs a host with tn.facts/1, tn.program/1 with op_cost and tn.program_edit/1 with set_kind");
     struct pp *pp = host->alloc(host, sizeof *pp);
     if (!pp)
         return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
-    memset(pp, 0, sizeof *pp);
-    pp->host = host;
-    pp->facts = facts;
-    pp->read = read;
-    pp->edit = edit;
-    pp->schedule = (int)host->get_int(host, "schedule");
-    pp->chunks = (int32_t)host->get_int(host, "chunks");
+    *pp = (struct pp){
+        .host = host,
+        .facts = host->get_api(host, "tn.facts/1"),
+        .read = host->get_api(host, "tn.program/1"),
+        .edit = host->get_api(host, "tn.program_edit/1"),
+        .schedule = (int)host->get_int(host, "schedule"),
+        .chunks = (int32_t)host->get_int(host, "chunks"),
+    };
     pp->n_layers = host->get_list(host, "layers", &pp->layers);
     *self = pp;
     return TN_OK;

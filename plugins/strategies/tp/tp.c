@@ -3,7 +3,7 @@
  * place.c says who owns which part of each param; resolve finds the collectives. With
  * sequence_parallel (Korthikanti et al. 2022) the residual stream is cut along the sequence,
  * and lower.c gathers again for the backward pass what would be costly to keep. */
-#include <string.h>
+#include <stddef.h>
 
 #include "tp.h"
 
@@ -16,20 +16,16 @@ static const struct tn_option options[] = {
 
 static tn_status create(const struct tn_host *host, void **self)
 {
-    const struct tn_facts_api *facts = host->get_api(host, "tn.facts/1");
-    const struct tn_program_api *read = host->get_api(host, "tn.program/1");
-    const struct tn_program_edit_api *edit = host->get_api(host, "tn.program_edit/1");
-    if (!facts || !read || !edit)
-        return host->fail(host, TN_UNSUPPORTED, "tp needs a host with tn.facts/1, tn.program/1 and tn.program_edit/1");
     struct tp *tp = host->alloc(host, sizeof *tp);
     if (!tp)
         return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
-    memset(tp, 0, sizeof *tp);
-    tp->host = host;
-    tp->facts = facts;
-    tp->read = read;
-    tp->edit = edit;
-    tp->sequence_parallel = host->get_int(host, "sequence_parallel") != 0;
+    *tp = (struct tp){
+        .host = host,
+        .facts = host->get_api(host, "tn.facts/1"),
+        .read = host->get_api(host, "tn.program/1"),
+        .edit = host->get_api(host, "tn.program_edit/1"),
+        .sequence_parallel = host->get_int(host, "sequence_parallel") != 0,
+    };
     *self = tp;
     return TN_OK;
 }
