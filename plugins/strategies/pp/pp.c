@@ -81,10 +81,11 @@ static tn_status check(void *self, int32_t size)
     if (stages > layers) {
         snprintf(what, sizeof what, "%d ranks with %d stages each are %d stages, for %lld layers: some would have none", size,
                  stages / size, stages, (long long)layers);
-        if (stages > size && size <= layers / 2)
-            snprintf(fix, sizeof fix, "use at most %lld, or chunks = %lld", (long long)layers * size / stages, (long long)layers / size);
-        else
-            snprintf(fix, sizeof fix, "use at most %lld%s", (long long)layers, stages > size ? " with schedule = 1f1b" : "");
+        int n = snprintf(fix, sizeof fix, "use at most %lld", (long long)layers * size / stages);
+        if (stages > size && layers / size >= 2)
+            snprintf(fix + n, sizeof fix - (size_t)n, ", or chunks = %lld", (long long)layers / size);
+        else if (stages > size && layers >= size)
+            snprintf(fix + n, sizeof fix - (size_t)n, ", or schedule = 1f1b");
         host->problem(host, "size", what, fix);
     } else if (!pp_cut(pp, stages, layers, first)) {
         snprintf(what, sizeof what, "these are not %d numbers from 1 that add up to layers = %lld", stages, (long long)layers);

@@ -16,6 +16,7 @@ SP = TP + ["tp.sequence_parallel=on"]
 DP = ["strategies.chain=dp", "dp.size=2", "data.micro_batches=2"]
 FSDP = ["strategies.chain=fsdp", "fsdp.size=2"]
 CKPT = ["strategies.chain=ckpt", "ckpt.recompute=full"]
+PP = ["strategies.chain=pp", "pp.size=2", "gpt.layers=2", "data.micro_batches=2"]
 OFFLOAD = ["strategies.chain=ckpt, offload", "ckpt.ops=layernorm, rmsnorm", "offload.min_size=1K", "offload.optimizer=disk"]
 BOTH = ["strategies.chain=tp, dp", "tp.size=2", "dp.size=2"]
 
@@ -30,6 +31,8 @@ LAYOUTS = [
     ("llama.ckpt", "llama", 0, CKPT, ["lower:ckpt"]),
     ("llama.offload", "llama", 0, OFFLOAD, ["lower:offload"]),
     ("llama.tp-dp", "llama", 3, BOTH, ["lower", "bound"]),
+    ("gpt2.pp", "gpt2", 0, PP, ["lower:pp", "schedule"]),
+    ("llama.pp-zero-bubble", "llama", 1, PP + ["pp.schedule=zero-bubble"], ["schedule"]),
 ]
 
 # What one block costs, by region (docs/decisions/resolve.md).
