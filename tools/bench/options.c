@@ -35,7 +35,7 @@ static const char comm_usage[] =
     "  -b, --minbytes SIZE    smallest size (default 8); K, M, G are powers of 1024\n"
     "  -e, --maxbytes SIZE    largest size (default 16M)\n"
     "  -f, --stepfactor F     from size to size (default 4)   -i, --stepbytes SIZE  adds instead\n"
-    "  -n, --iters N          timed calls of each backend (default: as many as take --seconds, 20 to 2000)\n"
+    "  -n, --iters N          timed calls of each backend (default: as many as take --seconds, 20 to 1000)\n"
     "  --seconds S            see -n (default 0.2)\n"
     "  -w, --warmup_iters N   calls before them (default 5)\n"
     "  -c, --check N          calls whose results are checked first (default 1; 0: none)\n"

@@ -4,7 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_CALLS = 20, MOST_CALLS = 2000 };
+enum { LEAST_CALLS = 20, MOST_CALLS = 1000, START_UNIT_NS = 4 };
+
+/* A sample as it travels: what the store holds of a whole run is limited. Starts wrap round after 17 s, which is longer
+ * than the entries into one call are apart. */
+struct packed {
+    uint32_t start;   /* START_UNIT_NS */
+    float took_ns;    /* 0: this rank looked on */
+};
 
 /* Calls of the first `block` blocks. */
 static size_t calls_before(size_t calls, size_t blocks, size_t block)
@@ -40,24 +47,24 @@ static int64_t find_calls(struct bench_world *w, const struct bench_race *race)
 }
 
 /* `all`: of every rank, one after another. */
-static void digest(const struct bench_world *w, const struct bench_sample *all, size_t calls, size_t blocks,
+static void digest(const struct bench_world *w, const struct packed *all, size_t calls, size_t blocks,
                    struct bench_outcome *outcome)
 {
     double *took = bench_alloc(calls * sizeof *took), *skew = bench_alloc(calls * sizeof *skew);
     double *rate = bench_alloc(calls * sizeof *rate);
     for (size_t i = 0; i < calls; i++) {
-        uint64_t slowest = 0, first = UINT64_MAX, last = 0;
+        int32_t first = 0, last = 0; /* after rank 0's start */
         for (int32_t r = 0; r < w->n; r++) {
-            const struct bench_sample *s = &all[(size_t)r * calls + i];
-            slowest = s->took_ns > slowest ? s->took_ns : slowest;
-            rate[i] += s->took_ns ? 1e9 / (double)s->took_ns : 0;
-            if (s->start_ns) {
-                first = s->start_ns < first ? s->start_ns : first;
-                last = s->start_ns > last ? s->start_ns : last;
-            }
+            const struct packed *sample = &all[(size_t)r * calls + i];
+            if (!(sample->took_ns > 0))
+                continue;
+            int32_t after = (int32_t)(sample->start - all[i].start);
+            first = after < first ? after : first;
+            last = after > last ? after : last;
+            took[i] = sample->took_ns * 1e-3 > took[i] ? sample->took_ns * 1e-3 : took[i];
+            rate[i] += 1e9 / sample->took_ns;
         }
-        took[i] = (double)slowest * 1e-3;
-        skew[i] = last > first ? (double)(last - first) * 1e-3 : 0;
+        skew[i] = ((double)last - first) * START_UNIT_NS * 1e-3;
     }
     *outcome = (struct bench_outcome){ .time_us = bench_median(took, calls), .p99_us = bench_percentile(took, calls, 99),
                                        .least_us = bench_percentile(took, calls, 0), .blocks = blocks,
@@ -75,10 +82,14 @@ static void digest(const struct bench_world *w, const struct bench_sample *all, 
 static void collect(struct bench_world *w, const struct bench_sample *mine, size_t calls, size_t blocks,
                     struct bench_outcome *outcome)
 {
-    struct bench_sample *all = w->rank == 0 ? bench_alloc((size_t)w->n * calls * sizeof *all) : NULL;
-    bench_gather(w, mine, calls * sizeof *mine, all);
+    struct packed *own = bench_alloc(calls * sizeof *own);
+    struct packed *all = w->rank == 0 ? bench_alloc((size_t)w->n * calls * sizeof *all) : NULL;
+    for (size_t i = 0; i < calls; i++)
+        own[i] = (struct packed){ (uint32_t)(mine[i].start_ns / START_UNIT_NS), (float)mine[i].took_ns };
+    bench_gather(w, own, calls * sizeof *own, all);
     if (w->rank == 0)
         digest(w, all, calls, blocks, outcome);
+    free(own);
     free(all);
 }
 
