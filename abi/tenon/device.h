@@ -22,6 +22,9 @@ struct tn_tensor {
     int64_t offset[TN_MAX_DIMS]; /* of this part in the whole, where the cut is contiguous */
     int64_t global[TN_MAX_DIMS]; /* shape of the whole */
     void *data;                  /* 64-byte aligned; NULL in `supports` and `workspace` */
+    /* Where a dimension is cut in zigzag order: its first `run` indices are those of the whole from `first` on, the
+     * others from `second` on. run 0: the cut is contiguous. */
+    int64_t run[TN_MAX_DIMS], first[TN_MAX_DIMS], second[TN_MAX_DIMS];
 };
 
 struct tn_op_desc {

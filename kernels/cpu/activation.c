@@ -317,12 +317,20 @@ static tn_status bind_cast(struct cpu *cpu, const struct tn_op_desc *op, struct 
 
 enum { DROP_DTYPE, DROP_KEY, DROP_MICRO, DROP_THRESHOLD };
 
+/* Index in the whole of index `i` of dimension d of this part. */
+static int64_t global_of(const struct tn_tensor *x, int32_t d, int64_t i)
+{
+    if (x->run[d] == 0)
+        return x->offset[d] + i;
+    return i < x->run[d] ? x->first[d] + i : x->second[d] + i - x->run[d];
+}
+
 /* Index in the whole of the first element of row `row` of this part. */
 static uint64_t global_index(const struct tn_tensor *x, int64_t row)
 {
     int64_t index = x->rank ? x->offset[x->rank - 1] : 0, stride = x->rank ? x->global[x->rank - 1] : 1;
     for (int32_t d = x->rank - 2; d >= 0; d--) {
-        index += (row % x->shape[d] + x->offset[d]) * stride;
+        index += global_of(x, d, row % x->shape[d]) * stride;
         row /= x->shape[d];
         stride *= x->global[d];
     }

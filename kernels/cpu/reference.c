@@ -260,7 +260,8 @@ static int64_t global_index(const struct tn_tensor *t, int64_t i)
 {
     int64_t index = 0, stride = 1;
     for (int32_t d = t->rank - 1; d >= 0; d--) {
-        index += (i % t->shape[d] + t->offset[d]) * stride;
+        int64_t at = i % t->shape[d], runs = at < t->run[d] ? t->first[d] + at : t->second[d] + at - t->run[d];
+        index += (t->run[d] ? runs : t->offset[d] + at) * stride;
         stride *= t->global[d];
         i /= t->shape[d];
     }

@@ -10,6 +10,7 @@
 
 #include "base/buf.h"
 #include "base/log.h"
+#include "job.h"
 
 #include <tenon/host.h>
 
@@ -70,12 +71,32 @@ struct described {
     const struct tn_tensor **more_ptr;
 };
 
+/* A zigzag cut leaves two runs of a dimension, or one, where a cut along a faster axis leaves a part of them. */
+static void describe_runs(const struct tn_program *p, tn_value v, struct tn_tensor *tensor)
+{
+    for (int32_t axis = 0; axis < p->mesh->n_axes; axis++) {
+        tn_placement place = p->values[v].place[axis];
+        int32_t dim = TN_PLACE_DIM(place);
+        if (TN_PLACE_KIND(place) != TN_PLACE_SHARD || TN_PLACE_ORDER(place) != TN_ORDER_ZIGZAG)
+            continue;
+        int64_t *index = malloc((size_t)p->values[v].shape[dim] * sizeof *index), run = 1;
+        int64_t n = index ? tn_local_indices(p, v, dim, index) : 0;
+        while (run < n && index[run] == index[0] + run)
+            run++;
+        tensor->run[dim] = n > 0 ? run : 0;
+        tensor->first[dim] = n > 0 ? index[0] : 0;
+        tensor->second[dim] = run < n ? index[run] : 0;
+        free(index);
+    }
+}
+
 static void describe_tensor(const struct tn_program *p, tn_value v, void *data, struct tn_tensor *tensor)
 {
     const struct tn_value_data *value = &p->values[v];
     *tensor = (struct tn_tensor){ .struct_size = sizeof *tensor, .dtype = value->dtype, .space = value->space, .data = data };
     tn_local(p, v, p->coord, &tensor->rank, tensor->shape, tensor->offset);
     memcpy(tensor->global, value->shape, sizeof tensor->global);
+    describe_runs(p, v, tensor);
 }
 
 /* `arena` NULL: no addresses. Memory of large ops is freed by undescribe. */

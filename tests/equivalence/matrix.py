@@ -408,6 +408,7 @@ def context_suite():
         Group("llama, untied, bf16", {**llama, **BF16}, few, precision="bf16"),
         Group("llama, SGD", {**llama, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, few[:2]),
         Group("gpt2, hardly any target", {**gpt2, **HARDLY_ANY}, few),
+        Group("gpt2, dropout", {**gpt2, "gpt.dropout": 0.2}, [Chain("cp", cp=2), *few[1:]]),
         Group("gpt2, validation and sample", {**gpt2, **PRINTED}, few),
         *documents_suite(gpt2, llama),
     ]
