@@ -15,7 +15,7 @@
 
 #define SECONDS(s) ((uint64_t)((s) * 1e9))
 
-enum { MAX_RANKS = 8, MAX_LAYERS = 4 };
+enum { MAX_RANKS = 8, MAX_LAYERS = 4, ANY_RANK = -2 };
 
 struct rank {
     const struct tn_plugin *plugin;
@@ -47,7 +47,7 @@ struct world {
     const char *hosts;         /* simulated (loopback.h); NULL: one */
     const char *overrides;     /* options, of all of them */
     int use_threads;
-    int expect_killed; /* this rank is meant to be killed; -1: none */
+    int expect_killed; /* this rank is meant to be killed; -1: none; ANY_RANK: any may be */
     double limit_s;
 };
 

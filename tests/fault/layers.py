@@ -60,6 +60,21 @@ class Layers(JobTest):
         one, _ = self.losses(where=layout(tp=2, dp=2))
         self.assertEqual(one, both)
 
+    def test_fault(self):
+        """Faults by seed: nobody has them unknowingly; a slow rank changes nothing, a killed one is named."""
+        fault = settings(comm={"layers": "fault"})
+        alone, _ = self.losses()
+        slow, run = self.losses(*fault, *settings(fault={"delay": 0.1, "delay_time": "5ms"}))
+        self.assertEqual(alone, slow)
+        self.matches(r"fault: warning: faults are put into this job on purpose: seed 1, delay 0.1, drop 0, ", run.stderr)
+        run = self.start("run", "job.ini", *layout(tp=2), *fault, *settings(fault={"kill": 1, "rank": 1, "after": 20}))
+        self.assertEqual(run.wait(), 1)
+        self.matches(r"cannot finish: rank 1 was killed by signal 9", run.stderr)
+        run = self.start("run", "job.ini", *layout(tp=2), *fault,
+                         *settings(comm={"timeout": "4s"}, fault={"drop": 1, "rank": 1, "after": 20}))
+        self.assertEqual(run.wait(), 1)
+        self.matches(r"did not arrive within 4 s", run.stderr)
+
     def test_axis_mistakes(self):
         for section, key, message in (
                 ("comm.pd", "backend", "[comm.pd]: the mesh has no axis pd; the axes here are tp and dp"),
