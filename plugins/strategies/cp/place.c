@@ -70,6 +70,38 @@ static void want_cuts(const struct cp *cp, struct tn_program *program, int32_t a
     }
 }
 
+/* Ranks that other strategies cut a logical axis of params over. */
+static int64_t cut_over(const struct cp *cp, struct tn_program *program, const char *name)
+{
+    for (tn_value v = cp->read->value_next(program, 0); v; v = cp->read->value_next(program, v)) {
+        struct tn_value_info info = {.struct_size = sizeof info};
+        cp->read->value_info(program, v, &info);
+        for (int32_t dim = 0; info.kind == TN_KIND_PARAM && !info.def && dim < info.rank; dim++) {
+            int64_t ranks = 1;
+            if (strcmp(info.dims[dim], name) != 0)
+                continue;
+            for (int32_t axis = 0; axis < cp->read->axis_count(program); axis++)
+                if (cp->read->placement(program, v, axis) == TN_SHARD(dim))
+                    ranks *= cp->read->axis_size(program, axis);
+            return ranks;
+        }
+    }
+    return 1;
+}
+
+/* What one rank has left of the heads must divide, or types would find another way than the one asked for. */
+static void check_heads(const struct cp *cp, struct tn_program *program, int32_t size)
+{
+    static const char *const names[] = {"heads", "kv_heads"};
+    for (int i = 0; i < 2; i++) {
+        int64_t heads = cp->facts->get(cp->host, names[i], 0), ranks = cut_over(cp, program, names[i]);
+        if (heads > 0 && heads % (ranks * size) != 0)
+            cp->edit->error(program, 0, "all_to_all deals %s = %lld out over size = %d, of which other strategies have cut %lld "
+                            "parts; use sizes whose product divides it, or method = ring", names[i], (long long)heads, size,
+                            (long long)ranks);
+    }
+}
+
 static void rewrite(const struct cp *cp, struct tn_program *program, int32_t axis, tn_op op,
                     const struct tn_op_info *info)
 {
@@ -94,8 +126,10 @@ tn_status cp_place(void *self, struct tn_program *program)
     if (cp->read->axis_size(program, axis) == 1)
         return TN_OK;
     cut_inputs(cp, program, axis);
-    if (cp->method == CP_ALL_TO_ALL)
+    if (cp->method == CP_ALL_TO_ALL) {
+        check_heads(cp, program, cp->read->axis_size(program, axis));
         want_cuts(cp, program, axis);
+    }
     for (tn_op op = cp->read->op_next(program, 0); op; op = cp->read->op_next(program, op)) {
         struct tn_op_info info = {.struct_size = sizeof info};
         cp->read->op_info(program, op, &info);

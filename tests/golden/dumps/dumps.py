@@ -30,6 +30,7 @@ LAYOUTS = [
     ("llama.fsdp", "llama", 0, FSDP, ["lower:fsdp"]),
     ("llama.ckpt", "llama", 0, CKPT, ["lower:ckpt"]),
     ("llama.offload", "llama", 0, OFFLOAD, ["lower:offload"]),
+    ("llama.cp", "llama", 1, ["strategies.chain=cp", "cp.size=2"], ["place:cp", "lower:cp"]),
     ("llama.tp-dp", "llama", 3, BOTH, ["lower", "bound"]),
     ("gpt2.pp", "gpt2", 0, PP, ["lower:pp", "schedule"]),
     ("llama.pp-zero-bubble", "llama", 1, PP + ["pp.schedule=zero-bubble"], ["schedule"]),
