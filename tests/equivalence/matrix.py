@@ -220,7 +220,8 @@ def lifetimes():
     """How long gathered params live, and a group of one rank."""
     return [Chain("fsdp", 2, fsdp=2, fsdp__reshard="off"), Chain("fsdp", 2, fsdp=2, fsdp__prefetch=0),
             Chain("fsdp", fsdp=3, fsdp__prefetch=2), Chain("fsdp", 2, fsdp=2, fsdp__prefetch=0, fsdp__reshard="off"),
-            Chain("fsdp", 2, fsdp=1), Chain("fsdp, dp", fsdp=1, dp=2, fsdp__level="gradients")]
+            Chain("fsdp", 2, fsdp=1), Chain("fsdp, dp", fsdp=1, dp=2, fsdp__level="gradients"),
+            Chain("fsdp", 2, fsdp=3, fsdp__units="attn, mlp"), Chain("fsdp, dp", fsdp=2, dp=2, fsdp__units="mlp", fsdp__prefetch=3)]
 
 
 def recomputing():
