@@ -20,9 +20,10 @@ static uint32_t behind(const struct tn_job *job, const struct tn_instance *calle
 
 static int lower_rest(struct tn_job *job, const struct tn_instance *caller, struct tn_program *p, uint32_t flags)
 {
+    p->unaided |= (flags & TN_PEAK_UNAIDED) != 0;
     for (uint32_t i = behind(job, caller); i < job->n_chain; i++) {
         const struct tn_strategy *strategy = tn_instance_table(&job->chain[i]);
-        if (!strategy->lower || (strategy->away && (flags & TN_PEAK_UNAIDED)))
+        if (!strategy->lower)
             continue;
         p->actor = job->chain[i].library.plugin->id;
         p->insert_before = 0;

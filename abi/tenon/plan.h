@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-enum { TN_PEAK_UNAIDED = 1 /* strategies behind the caller that have `away` (strategy.h) do nothing */ };
+enum { TN_PEAK_UNAIDED = 1 /* strategies behind the caller move no activation that they were not told to */ };
 
 /* The rates that estimates are made with. They are the same everywhere, so that all ranks of a job decide alike. */
 #define TN_NOMINAL_FLOPS 100e9    /* FLOPs a second, of a processor ... */
@@ -39,6 +39,8 @@ struct tn_plan_api {
     /* Seconds that strategies behind the caller would take to bring so many bytes elsewhere and back, at the nominal
      * rates; negative: none can. */
     double (*away)(const struct tn_host *host, uint64_t bytes);
+    /* 1: p is on a trial of TN_PEAK_UNAIDED. What a strategy with `away` (strategy.h) has to look at. */
+    int32_t (*unaided)(const struct tn_program *p);
 };
 
 #ifdef __cplusplus

@@ -167,6 +167,11 @@ static int64_t plan_peak(const struct tn_host *host, struct tn_program *copy, ui
     return trials_of(host) ? trials_of(host)->peak(instance_of(host)->facts, instance_of(host), copy, flags) : -1;
 }
 
+static int32_t plan_unaided(const struct tn_program *p)
+{
+    return p->unaided;
+}
+
 static double plan_away(const struct tn_host *host, uint64_t bytes)
 {
     return trials_of(host) ? trials_of(host)->away(instance_of(host)->facts, instance_of(host), bytes) : -1;
@@ -210,6 +215,7 @@ static const void *host_get_api(const struct tn_host *host, const char *id)
     static const struct tn_plan_api plan = {
         .struct_size = sizeof plan, .budget = plan_budget, .copy = tn_program_copy, .drop = tn_program_drop,
         .peak = plan_peak, .seconds = tn_program_seconds, .away = plan_away,
+        .unaided = plan_unaided,
     };
     static const struct tn_backends_api backends = { sizeof backends, backends_open, backends_below };
     static const struct tn_ops_api ops = { sizeof ops, ops_add, tn_op_by_name };

@@ -80,6 +80,7 @@ struct tn_program {
     tn_op insert_before;
     const char *actor;             /* plugin or pass, for messages */
 
+    int32_t unaided;               /* a trial by TN_PEAK_UNAIDED of the ABI's plan.h */
     struct tn_claimed *claims;     /* [1 .. n_claims], in the arena */
     uint32_t n_claims;
     size_t cap_claims;

@@ -77,7 +77,7 @@ static tn_status lower(void *self, struct tn_program *program)
     struct candidate *list = NULL;
     uint32_t n = 0;
     tn_status status = o->optimizer != TN_SPACE_DEVICE ? offload_optimizer(o, program) : TN_OK;
-    if (status == TN_OK && o->activations != TN_SPACE_DEVICE)
+    if (status == TN_OK && o->activations != TN_SPACE_DEVICE && !(o->keep != OFFLOAD_EVERYTHING && o->plan->unaided(program)))
         status = offload_choose(o, program, &list, &n);
     if (status == TN_OK)
         status = offload_move(o, program, list, n);
