@@ -92,6 +92,9 @@ class Budget(MemoryTest):
         self.assertEqual(moved[0], 0)
         self.assertEqual(moved, sorted(moved))
         self.assertLess(moved[1], moved[3] / 2)
+        late = self.peak(*DEEP, *chain("offload", offload={"min_size": 0, "prefetch": 0}))
+        self.assertLess(late, all_away)  # what is fetched ahead takes memory, which keep gives up if it must
+        self.assertEqual(self.peak(*DEEP, *chain("offload", offload={"keep": late, "min_size": 0})), late)
 
     def test_share_tags_and_size_say_what_moves(self):
         def bytes_of(**options):

@@ -20,6 +20,7 @@ enum { MOST_LAYERS = 4096 };
 struct moving {
     const struct offload *o;
     struct tn_program *program;
+    int32_t prefetch;
     tn_op first[MOST_LAYERS]; /* by layer: its first op in the backward region */
 };
 
@@ -57,8 +58,8 @@ static tn_op ahead(const struct moving *m, tn_op user)
 {
     struct tn_op_info info, there;
     offload_op(m->o, m->program, user, &info);
-    int32_t layer = info.layer + m->o->prefetch;
-    if (info.layer < 0 || m->o->prefetch == 0 || info.region != TN_REGION_BACKWARD)
+    int32_t layer = info.layer + m->prefetch;
+    if (info.layer < 0 || m->prefetch == 0 || info.region != TN_REGION_BACKWARD)
         return user;
     tn_op first = layer < MOST_LAYERS ? m->first[layer] : 0;
     if (first) {
@@ -105,19 +106,19 @@ static void move_one(const struct moving *m, const struct candidate *c)
 }
 
 /* Fetches before the same op stay in the order of the list, so the one that is needed first is put first. */
-static const struct candidate *next_needed(const struct moving *m, const struct candidate *list, uint32_t n, uint8_t *done,
-                                           tn_op op)
+static const struct candidate *next_needed(const struct moved *moved, uint8_t *done, tn_op op)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (!done[i] && list[i].first == op) {
+    for (uint32_t i = 0; i < moved->n; i++)
+        if (!done[i] && moved->list[i].first == op) {
             done[i] = 1;
-            return &list[i];
+            return &moved->list[i];
         }
     return NULL;
 }
 
-tn_status offload_move(const struct offload *o, struct tn_program *program, const struct candidate *list, uint32_t n)
+tn_status offload_move(const struct offload *o, struct tn_program *program, const struct moved *moved)
 {
+    uint32_t n = moved->n;
     const struct tn_host *host = o->host;
     if (n == 0)
         return TN_OK;
@@ -129,9 +130,10 @@ tn_status offload_move(const struct offload *o, struct tn_program *program, cons
         memset(m, 0, sizeof *m);
         m->o = o;
         m->program = program;
+        m->prefetch = moved->prefetch;
         find_layers(m);
         for (tn_op op = o->read->op_next(program, 0); op; op = o->read->op_next(program, op))
-            for (const struct candidate *c; (c = next_needed(m, list, n, done, op));)
+            for (const struct candidate *c; (c = next_needed(moved, done, op));)
                 move_one(m, c);
     } else {
         status = host->fail(host, TN_NO_MEMORY, "no memory to move %u activations", n);

@@ -213,40 +213,40 @@ static uint32_t share_of(const struct choosing *c)
     return n;
 }
 
-/* The device's peak with the first n away; negative: it cannot be planned, which shows later. */
-static int64_t peak_with(const struct choosing *c, uint32_t n)
+/* Whether the device needs at most `bytes` with the first n away. */
+static int fits(const struct choosing *c, uint32_t n, int32_t prefetch, int64_t bytes)
 {
     const struct offload *o = c->o;
+    const struct moved moved = {.list = c->list, .n = n, .prefetch = prefetch};
     struct tn_program *trial = o->plan->copy(c->program);
     if (!trial)
-        return -1;
-    int64_t peak = offload_move(o, trial, c->list, n) == TN_OK ? o->plan->peak(o->host, trial, 0) : -1;
+        return 0;
+    int64_t peak = offload_move(o, trial, &moved) == TN_OK ? o->plan->peak(o->host, trial, 0) : -1;
     o->plan->drop(trial);
-    return peak;
+    return peak >= 0 && peak <= bytes;
 }
 
-/* The fewest, to within a 64th of all. */
-static uint32_t fewest(const struct choosing *c, int64_t bytes)
+/* The fewest, to within a 64th of all; without prefetch if all are not enough with it. */
+static void take_fewest(const struct choosing *c, int64_t bytes, struct moved *moved)
 {
     uint32_t low = 0, high = c->n; /* low does not fit, high does */
-    if (peak_with(c, low) <= bytes)
-        return low;
-    if (peak_with(c, high) > bytes)
-        return high; /* the most that it can do */
+    moved->n = 0;
+    if (c->n == 0 || fits(c, low, moved->prefetch, bytes))
+        return;
+    moved->n = high;
+    if (!fits(c, high, moved->prefetch, bytes)) {
+        moved->prefetch = 0;
+        if (!fits(c, high, 0, bytes))
+            return; /* the most that it can do */
+    }
     while (high - low > 1 + c->n / 64) {
         uint32_t middle = low + (high - low) / 2;
-        if (peak_with(c, middle) <= bytes)
+        if (fits(c, middle, moved->prefetch, bytes))
             high = middle;
         else
             low = middle;
     }
-    return high;
-}
-
-static uint32_t how_many(const struct choosing *c)
-{
-    int64_t keep = c->o->keep == OFFLOAD_BUDGET ? c->o->plan->budget(c->o->host) : c->o->keep;
-    return c->n == 0 ? 0 : keep > 0 ? fewest(c, keep) : share_of(c);
+    moved->n = high;
 }
 
 static tn_status time_ops(struct choosing *c)
@@ -267,7 +267,7 @@ static tn_status time_ops(struct choosing *c)
     return TN_OK;
 }
 
-tn_status offload_choose(const struct offload *o, struct tn_program *program, struct candidate **list, uint32_t *taken)
+tn_status offload_choose(const struct offload *o, struct tn_program *program, struct candidate **list, struct moved *moved)
 {
     struct choosing c = {.o = o, .program = program};
     uint64_t values = 1;
@@ -281,8 +281,11 @@ tn_status offload_choose(const struct offload *o, struct tn_program *program, st
             refuse_word(&c, 0, o->tags[i]);
         for (uint32_t i = 0; trains(&c) && i < o->n_ops; i++)
             refuse_word(&c, 1, o->ops[i]);
-        *taken = how_many(&c);
-        for (uint32_t i = 0; i < *taken; i++)
+        int64_t keep = o->keep == OFFLOAD_BUDGET ? o->plan->budget(o->host) : o->keep;
+        *moved = (struct moved){.list = c.list, .n = keep > 0 ? 0 : share_of(&c), .prefetch = o->prefetch};
+        if (keep > 0)
+            take_fewest(&c, keep, moved);
+        for (uint32_t i = 0; i < moved->n; i++)
             o->edit->claim(program, c.list[i].v, where(o), c.list[i].key, 0);
     } else {
         status = o->host->fail(o->host, status, "no memory to walk %llu values", (unsigned long long)values);

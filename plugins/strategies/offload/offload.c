@@ -20,7 +20,8 @@ static const struct tn_option options[] = {
     {sizeof(struct tn_option), TN_OPT_SIZE, TN_OPT_AUTO, 0, "keep", "0", 0, 1e15, NULL,
      "Bytes that the device may need: only what does not fit moves; auto: [device] memory; 0: all that share says."},
     {sizeof(struct tn_option), TN_OPT_INT, 0, 0, "prefetch", "1", 0, 64, NULL,
-     "Layers ahead of its first use in the backward pass that an activation is fetched, and updates ahead, state."},
+     "Layers ahead of its first use in the backward pass that an activation is fetched, and updates ahead, state; none "
+     "where keep could not be met otherwise."},
     {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "optimizer", "off", 0, 0, spaces,
      "Where optimizer state is between its updates."},
 };
@@ -75,12 +76,12 @@ static tn_status lower(void *self, struct tn_program *program)
 {
     const struct offload *o = self;
     struct candidate *list = NULL;
-    uint32_t n = 0;
+    struct moved moved = {.n = 0};
     tn_status status = o->optimizer != TN_SPACE_DEVICE ? offload_optimizer(o, program) : TN_OK;
     if (status == TN_OK && o->activations != TN_SPACE_DEVICE && !(o->keep != OFFLOAD_EVERYTHING && o->plan->unaided(program)))
-        status = offload_choose(o, program, &list, &n);
+        status = offload_choose(o, program, &list, &moved);
     if (status == TN_OK)
-        status = offload_move(o, program, list, n);
+        status = offload_move(o, program, &moved);
     o->host->release(o->host, list);
     return status;
 }

@@ -44,10 +44,17 @@ static inline void offload_value(const struct offload *o, const struct tn_progra
     o->read->value_info(program, v, info);
 }
 
-/* choose.c: the candidates, those first that free most for longest; *taken of them go. The caller releases the list. */
-tn_status offload_choose(const struct offload *o, struct tn_program *program, struct candidate **list, uint32_t *taken);
-/* activations.c: copies the first n of the list out and back. */
-tn_status offload_move(const struct offload *o, struct tn_program *program, const struct candidate *list, uint32_t n);
+/* What moves: the first n of the list, fetched so many layers ahead. */
+struct moved {
+    const struct candidate *list;
+    uint32_t n;
+    int32_t prefetch;
+};
+
+/* choose.c: the candidates, those first that free most for longest. The caller releases the list. */
+tn_status offload_choose(const struct offload *o, struct tn_program *program, struct candidate **list, struct moved *moved);
+/* activations.c: copies them out and back. */
+tn_status offload_move(const struct offload *o, struct tn_program *program, const struct moved *moved);
 /* optimizer.c */
 tn_status offload_optimizer(const struct offload *o, struct tn_program *program);
 
