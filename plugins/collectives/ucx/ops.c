@@ -6,6 +6,7 @@
  *     all_reduce      up to `small`: everything to all, each adds                          one round
  *                     the same in groups above `direct`: by recursive doubling             log2(n) rounds
  *                     larger: parts to their owners, who add and give the sums to all      two rounds, in segments
+ *                     two members, up to `segment`: everything to the other                one round
  *     reduce_scatter  parts to their owners, who add                                       one round
  *     all_gather      direct; above `direct`, small: recursive doubling; large, across hosts: a ring
  *     all_to_all      direct
@@ -195,7 +196,7 @@ static int place_part(const struct tn_request *r, const struct ucx_head *h, stru
         *p = (struct place){ r->out + cut.at * r->esize, cut.length * r->esize };
         return 1;
     }
-    if (!r->is_started || h->piece >= r->reduced + WINDOW)
+    if (h->piece >= r->reduced + WINDOW)
         return 0;
     cut = part_of_segment(r, h->piece, r->comm->me);
     *p = (struct place){ term_at(r, h->piece, h->from), cut.length * r->esize };
@@ -207,6 +208,8 @@ static int place_of(const struct tn_request *r, const struct ucx_head *h, struct
     const struct tn_comm *c = r->comm;
     uint64_t bytes = bytes_of(r);
     *p = (struct place){ r->out, bytes };
+    if (!r->is_started)
+        return 0;
     if (r->op == OP_BARRIER) {
         p->bytes = 0;
         return 1;
@@ -331,7 +334,11 @@ static void choose_way(struct tn_request *r)
     r->scratch_class = NO_CLASS;
     switch (r->op) {
     case OP_ALL_REDUCE:
-        r->way = bytes > b->small_bytes ? WAY_PARTS : is_wide ? WAY_DOUBLING : WAY_DIRECT;
+        if (c->n == 2 && bytes <= b->segment_bytes) /* no more bytes than in parts, and one round less */
+            r->segments = 1;
+        else
+            r->way = bytes > b->small_bytes ? WAY_PARTS : is_wide ? WAY_DOUBLING : WAY_DIRECT;
+        r->segment = r->count;
         r->scratch_class = bytes > b->small_bytes ? LARGE_CLASS : bytes > TINY_SCRATCH ? SMALL_CLASS : TINY_CLASS;
         break;
     case OP_REDUCE_SCATTER:

@@ -12,7 +12,8 @@
 #include <unistd.h>
 
 enum { SLEEP_NS = 50 * 1000 * 1000, TEST_LOOK = 256 /* calls of test between two looks around */,
-       CLOCK_TURNS = 16 /* of the loop between two looks at the clock */, ANSWER_NS = 150 * 1000 * 1000 };
+       ADVANCE_TURNS = 16, OWN_TURNS = 64 /* some microseconds before giving way, with a core for each rank */,
+       ANSWER_NS = 150 * 1000 * 1000 };
 
 static inline void relax(void)
 {
@@ -93,7 +94,7 @@ static void look_at_groups(struct backend *b)
 int ucx_advance(struct backend *b)
 {
     int happened = 0;
-    for (int turn = 0; turn < CLOCK_TURNS; turn++) {
+    for (int turn = 0; turn < ADVANCE_TURNS; turn++) {
         unsigned worked = ucp_worker_progress(b->worker);
         int read = ucx_read_inbox(b);
         if (!worked && !read && !b->is_dirty)
@@ -166,7 +167,7 @@ tn_status ucx_wait(struct tn_request *r, uint64_t timeout_ns)
         int happened = ucx_advance(b);
         if (r->status != TN_PENDING)
             break;
-        if (turn % CLOCK_TURNS && !b->is_crowded && !happened && b->spin_ns) {
+        if (turn < OWN_TURNS && !b->is_crowded && b->spin_ns) {
             relax();
             continue;
         }
@@ -187,10 +188,8 @@ tn_status ucx_wait(struct tn_request *r, uint64_t timeout_ns)
             continue;
         if (now - active_ns >= b->spin_ns)
             ucx_sleep(b, end_ns);
-        else if (b->is_crowded)
-            sched_yield();
         else
-            relax();
+            sched_yield(); /* the peer may be waiting for this very core */
     }
     return end(r);
 }
