@@ -57,6 +57,7 @@ struct bench_options {
     int32_t ranks;                    /* 0: not given */
     const char *backend[BENCH_MOST_BACKENDS]; /* "shm", "verify+shm"; none: the job's */
     int n_backends;
+    char backend_text[4096];                  /* what the names point into */
     int cold[2], n_caches;            /* lines with warm buffers, with cold ones, or both */
     int from_heap;                    /* --memory heap */
     int pin;

@@ -213,7 +213,9 @@ static int read_dtypes(struct bench_options *o, const char *option, const char *
 /* In a copy: the launcher hands this command line on to the ranks. */
 static int read_backends(struct bench_options *o, const char *option, const char *value)
 {
-    char *word = bench_alloc(strlen(value) + 1);
+    char *word = o->backend_text;
+    if (strlen(value) >= sizeof o->backend_text)
+        return wrong(option, "...", "shorter names of plugins");
     strcpy(word, value);
     for (o->n_backends = 0; word; o->n_backends++) {
         if (o->n_backends == BENCH_MOST_BACKENDS)
