@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """tenon bench: figures that fit together, results that are checked, outputs that other programs read, one voice.
 
-usage: bench.py TENON FOLDER_OF_CORRUPT [unittest options]"""
+usage: bench.py TENON [unittest options]"""
 import csv
 import io
 import json
@@ -15,8 +15,8 @@ import xml.etree.ElementTree
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from tenon_job import JobTest, layout, settings, until  # noqa: E402
 
-TENON, CORRUPT = map(os.path.abspath, sys.argv[1:3])
-del sys.argv[1:3]
+TENON = os.path.abspath(sys.argv[1])
+del sys.argv[1]
 
 SMALL = ("-b", "1K", "-e", "16K", "-f", "4", "-n", "6", "-w", "1")
 COLUMNS = ["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw",
@@ -108,13 +108,17 @@ class Comm(Bench):
         self.assertGreater(times["in_place", "cold"], times["in_place", "warm"])
 
     def test_wrong_result(self):
-        name = os.path.join(CORRUPT, "corrupt.so") + "+shm"
-        run = self.comm("-p", 2, *SMALL, "--backends", "shm," + name, "--json", code=1)
-        self.matches(r"^tenon bench: 6 elements are wrong$", run.stderr)
-        for line in json.loads(run.stdout)["results"]:
-            self.assertEqual(line["wrong"], 0 if line["backend"] == "shm" else 1)
-        self.comm("-p", 2, *SMALL, "--backends", name, "-c", 0)  # nobody looked
-        self.matches(r"^ +1024 .* sum +-1 .* 1 .* 1 ", self.comm("-p", 2, *SMALL, "--backends", name, code=1).stdout)
+        """A backend that is wrong is found out, whatever its bandwidth."""
+        for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+            words = (op, "-p", 2, *SMALL, "--backends", "shm,fault+shm",
+                     *settings(fault={"corrupt": 1, "rank": 1, "op": op}))
+            run = self.comm(*words, "--json", code=1)
+            lines = json.loads(run.stdout)["results"]
+            self.assertEqual([line["wrong"] for line in lines],
+                             [0 if line["backend"] == "shm" else 1 for line in lines], op)
+            self.matches(r"^tenon bench: %d elements are wrong$" % (len(lines) // 2), run.stderr)
+        self.comm(*words, "-c", 0)  # nobody looked
+        self.matches(r"^ +1024 .* none +0 .* 1 .* 1 +fault", self.comm(*words, code=1).stdout)
 
     def test_csv(self):
         words = ("-p", 2, *SMALL)
