@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Equivalence: whatever the layout, training is the one-rank run.
 
-    matrix.py RUN SUITE [--table FILE] [--only WORDS] [--keep]
+    matrix.py RUN SUITE [--backends NAME...] [--table FILE] [--only WORDS] [--keep]
     matrix.py page FILE...
 
 Trains tiny models in every layout of the suite with RUN (run.c) and compares each with one rank that computes the
@@ -31,6 +31,7 @@ import time
 STEPS, BATCH, SEQUENCE, SPACE = 10, 8, 16, 32
 SECONDS_A_RUN = 120
 WORKERS = 2
+MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-n"]
 
 MANIFEST = f"""\
 [job]
@@ -416,7 +417,32 @@ def context_suite():
     ]
 
 
-SUITES = {"context": context_suite, "offload": offload_suite, "pipeline": pipeline_suite, "gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
+def on_backend(backend):
+    """What each strategy asks of a backend: sums, gathers, scatters, exchanges, messages, and several groups at once."""
+    sp, more = {"tp__sequence_parallel": "on"}, {"comm__backend": backend}
+    return [Chain("tp", tp=4, **more), Chain("tp, dp", 2, tp=2, dp=2, **sp, **more),
+            Chain("dp", 2, dp=3, dp__shares="2, 1, 1", **more), Chain("fsdp", 2, fsdp=3, **more),
+            Chain("ckpt, tp, fsdp", tp=2, fsdp=2, ckpt__recompute="full", **sp, **more),
+            Chain("cp", cp=2, **EXCHANGE, **more), Chain("cp", 2, cp=4, **more),
+            Chain("pp", 4, pp=2, **ZERO_BUBBLE, **more),
+            Chain("ckpt, tp, fsdp, pp", 3, tp=2, fsdp=2, pp=2, **sp, **INTERLEAVED, **more)]
+
+
+def backend_suite(backends=()):
+    batch = {"data.batch": 24}
+    gpt2, llama = {**GPT2, **TIED, **batch, "gpt.layers": 4}, {**LLAMA, **UNTIED, **batch, **MASKED, "gpt.layers": 4}
+    groups = []
+    for backend in backends:
+        layouts = on_backend(backend)
+        if backend == "mpi":  # whose every run is an mpirun
+            layouts = [layouts[i] for i in (1, 3, 5, 8)]
+        else:
+            groups.append(Group(f"gpt2, bf16, on {backend}", {**gpt2, **BF16}, layouts[1:4], precision="bf16"))
+        groups.append(Group(f"llama on {backend}", llama, layouts))
+    return groups
+
+
+SUITES = {"backends": backend_suite, "context": context_suite, "offload": offload_suite, "pipeline": pipeline_suite, "gpt2": lambda: family_suite("gpt2", GPT2), "llama": lambda: family_suite("llama", LLAMA),
           "mixed": mixed_suite, "bf16": bf16_suite, "sharded": sharded_suite}
 
 
@@ -489,10 +515,12 @@ class Runner:
         (folder / "job.ini").write_text(MANIFEST)
         write_corpus(folder)
 
-    def train(self, name, params, mode, overrides):
+    def train(self, name, params, mode, overrides, ranks=1):
         """The run's record, or a string that says how it failed."""
         record = self.folder / f"{name}.jsonl"
         command = [self.program, str(self.folder / "job.ini"), str(record), str(self.folder / params), mode]
+        if "mpi" == overrides.get("comm.backend"):
+            command = [*MPIRUN, str(ranks), *command]
         code, out, err = run(command + as_flags(overrides), self.env)
         if code != 0:
             return f"exit code {code}:\n{err.strip()}"
@@ -579,7 +607,8 @@ def run_group(runner, number, group, only, pool):
 
     def one(item):
         index, layout = item
-        return layout, runner.train(f"{number}-{index}", f"{number}", "compare", {**group.training, **layout.overrides})
+        return layout, runner.train(f"{number}-{index}", f"{number}", "compare", {**group.training, **layout.overrides},
+                                     layout.ranks)
 
     rows = []
     for layout, result in pool.map(one, enumerate(layouts)):
@@ -594,11 +623,18 @@ def run_group(runner, number, group, only, pool):
 
 
 def run_suite(args):
+    suite = SUITES[args.suite]
+    if args.suite == "backends":
+        found = [name for name in args.backends if name != "mpi" or shutil.which("mpirun")]
+        if not found:
+            print("none of the backends can be run here: skipped")
+            return 77
+        suite = lambda: backend_suite(found)  # noqa: E731
     began, folder = time.monotonic(), pathlib.Path(tempfile.mkdtemp(prefix="tenon-equivalence-"))
     try:
         runner = Runner(args.run, folder)
         with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
-            rows = [row for number, group in enumerate(SUITES[args.suite]())
+            rows = [row for number, group in enumerate(suite())
                     for row in run_group(runner, number, group, args.only, pool)]
     finally:
         if args.keep:
@@ -679,6 +715,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--backends", nargs="+", default=[], help="of the suite of that name")
     parser.add_argument("--table")
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--keep", action="store_true")
