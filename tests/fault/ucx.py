@@ -77,10 +77,10 @@ class Ucx(JobTest):
         for sizes, victim in (({"tp": 2}, 1), ({"dp": 3}, 2), ({"tp": 2, "dp": 2}, 1)):
             with self.subTest(sizes):
                 batch = settings(data={"batch": 24}) if sizes.get("dp") == 3 else []
-                run = self.endless(*layout(**sizes), *batch, *settings(comm={"backend": "ucx", "timeout": "1s"}))
+                run = self.endless(*layout(**sizes), *batch, *settings(comm={"backend": "ucx", "timeout": "3s"}))
                 os.kill(run.rank(victim), signal.SIGSTOP)
-                self.ends(run, 1 + 5)
-                self.matches("%s: rank %d did not arrive within 1 s" % (WHAT, victim), run.stderr)
+                self.ends(run, 3 + 5)
+                self.matches("%s: rank %d did not arrive within 3 s" % (WHAT, victim), run.stderr)
 
     def test_waiting_costs_little(self):
         """While a rank is stopped, the others sleep."""
