@@ -145,7 +145,7 @@ enum { INTERLEAVED = 2 };
 
 static void no_schedule_blocks(void **state)
 {
-    static const int micro_batches[] = { 1, 2, 4, 5, 8 };
+    static const int micro_batches[] = { 1, 2, 4, 5 };
     int n = 0;
     for (size_t s = 0; s < 4; s++)
         for (int ranks = 2; ranks <= 4; ranks++)
