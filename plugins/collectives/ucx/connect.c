@@ -263,7 +263,9 @@ static tn_status make_worker(struct backend *b)
     if (result == UCS_OK)
         result = ucp_worker_get_address(b->worker, &address, &bytes);
     if (result != UCS_OK)
-        return b->host->fail(b->host, TN_ERROR, "ucx: UCX gives no worker: %s", ucs_status_string(result));
+        return b->host->fail(b->host, TN_ERROR, "ucx: UCX gives no worker: %s%s", ucs_status_string(result),
+                             result == UCS_ERR_NO_MEMORY ? "; is /dev/shm full (df /dev/shm)? [ucx] transports = tcp "
+                                                           "does without it" : "");
     tn_status status = bytes <= ADDRESS_BYTES ? put_value(b, "address", address, (uint32_t)bytes)
                                               : b->host->fail(b->host, TN_ERROR, "ucx: an address of %zu bytes", bytes);
     ucp_worker_release_address(b->worker, address);
