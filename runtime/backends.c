@@ -127,7 +127,7 @@ static tn_status open_for(const struct tn_opener *opener, struct tn_instance *by
     const struct tn_host *host = &by->host;
     struct tn_load_error error;
     if (by->next)
-        return host->fail(host, TN_UNSUPPORTED, "a layer stands over one backend; it opens no other");
+        return host->fail(host, TN_INVALID, "a layer stands over one backend; it opens no other");
     const char *path = path_of(job, name, &error);
     if (!path)
         return host->fail(host, TN_NOT_FOUND, "backend %s: %s", name, error.text);
@@ -138,7 +138,7 @@ static tn_status open_for(const struct tn_opener *opener, struct tn_instance *by
         size_t before = job->diag.count;
         lower = add(job, tn_manifest_where(&job->manifest, by->library.plugin->id, NULL));
         if (!lower)
-            return host->fail(host, TN_UNSUPPORTED, "more than %d backends in one job", TN_MOST_BACKENDS);
+            return host->fail(host, TN_INVALID, "more than %d backends in one job", TN_MOST_BACKENDS);
         tn_job_load(job, &lower->instance, name, TN_PLUGIN_COLLECTIVE, by->library.plugin->id, NULL, NULL);
         note_made(job, lower);
         if (!lower->instance.self)

@@ -182,9 +182,9 @@ static tn_status backends_open(const struct tn_host *host, const char *name, con
 {
     struct tn_instance *by = instance_of(host), *found = NULL;
     if (!by->opener || by->self)
-        return host_fail(host, TN_UNSUPPORTED, "backends can be opened by a backend, in its create, alone");
+        return host_fail(host, TN_INVALID, "backends can be opened by a backend, in its create, alone");
     if (by->n_opened == TN_MOST_OPENED)
-        return host_fail(host, TN_UNSUPPORTED, "a backend can stand on %d others at most", TN_MOST_OPENED);
+        return host_fail(host, TN_INVALID, "a backend can stand on %d others at most", TN_MOST_OPENED);
     tn_status status = by->opener->open(by->opener, by, name, &found);
     if (status != TN_OK)
         return status;
@@ -288,7 +288,8 @@ enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance
     if (status == TN_OK)
         return TN_LOAD_OK;
     instance->self = NULL;
-    int no_device = status == TN_UNSUPPORTED && instance->library.plugin->kind == TN_PLUGIN_DEVICE;
+    uint32_t kind = instance->library.plugin->kind;
+    int no_device = status == TN_UNSUPPORTED && (kind == TN_PLUGIN_DEVICE || kind == TN_PLUGIN_COLLECTIVE);
     error->reason = no_device ? TN_LOAD_UNSUPPORTED_DEVICE : TN_LOAD_INIT_FAILED;
     snprintf(error->text, sizeof error->text, "%s: %s: %s (status %d)", tn_load_name(error->reason),
              instance->library.path, tn_instance_message(instance), status);

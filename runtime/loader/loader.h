@@ -106,7 +106,7 @@ struct tn_opener {
 void tn_instance_init(struct tn_instance *instance, const struct tn_library *library, struct tn_manifest *m,
                       struct tn_diag *diag);
 /* Calls the create of its kind; a collective gets the backend `next` below it, or NULL. TN_LOAD_OK, or
- * TN_LOAD_UNSUPPORTED_DEVICE (a device that answers TN_UNSUPPORTED) or TN_LOAD_INIT_FAILED with *error filled. */
+ * TN_LOAD_UNSUPPORTED_DEVICE (a device or collective that answers TN_UNSUPPORTED) or TN_LOAD_INIT_FAILED with *error filled. */
 enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance *next,
                                 struct tn_load_error *error);
 void tn_instance_destroy(struct tn_instance *instance); /* its `self`; nothing if create was not called or failed */

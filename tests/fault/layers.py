@@ -75,6 +75,14 @@ class Layers(JobTest):
         self.assertEqual(run.wait(), 1)
         self.matches(r"did not arrive within 4 s", run.stderr)
 
+    def test_no_gpu(self):
+        nccl = os.path.join(os.path.dirname(os.path.dirname(TENON)), "plugins/collectives/nccl/nccl.so")
+        if not os.path.exists(nccl) or os.path.exists("/dev/nvidia0"):
+            self.skipTest("nccl was not built, or there is a GPU")
+        run = self.run_tenon("check", "job.ini", *layout(tp=2), *settings(comm={"backend": nccl}), code=2)
+        self.matches(r"\[comm\] backend: plugin \S+: unsupported-device: \S+nccl.so: nccl needs an NVIDIA GPU and its driver",
+                     run.stdout + run.stderr)
+
     def test_axis_mistakes(self):
         for section, key, message in (
                 ("comm.pd", "backend", "[comm.pd]: the mesh has no axis pd; the axes here are tp and dp"),

@@ -54,7 +54,7 @@ static tn_status create(const struct tn_host *host, const struct tn_collective *
         return host->fail(host, TN_INVALID, "hier is a backend; the two that it stands on are [hier] inner and outer");
     const struct tn_backends_api *backends = host->get_api(host, "tn.backends/1");
     if (!backends)
-        return host->fail(host, TN_UNSUPPORTED, "hier needs a host that opens other backends (tn.backends/1)");
+        return host->fail(host, TN_INVALID, "hier needs a host that opens other backends (tn.backends/1)");
     struct hier *h = host->alloc(host, sizeof *h);
     if (!h)
         return host->fail(host, TN_NO_MEMORY, "no memory for a hier instance");
