@@ -198,11 +198,20 @@ class Disk(MemoryTest):
         self.assertEqual(os.listdir(self.path("disk")), [])
 
     def test_a_resumed_run_is_the_same_to_the_bit(self):
+        self.check_resume()
+
+    def test_so_with_bf16_whose_fp32_params_are_away_too(self):
+        words = settings(precision={"compute": "bf16"})
+        self.check_resume(*words, *settings(data={"validation": 0.2}))
+        plain, away = self.plan(*DEEP, *words), self.plan(*self.AWAY, *words)
+        self.assertLess(away["memory_bytes"]["params"], plain["memory_bytes"]["params"] / 3)
+
+    def check_resume(self, *more):
         words = settings(checkpoint={"folder": "saved"}) + self.AWAY
-        self.run_tenon("run", "job.ini", *self.AWAY, *settings(checkpoint={"folder": "whole"}), "--steps", 4)
-        self.run_tenon("run", "job.ini", *words, "--steps", 2)
-        self.run_tenon("run", "job.ini", *words, "--steps", 4)
-        self.run_tenon("run", "job.ini", *DEEP, *settings(checkpoint={"folder": "plain"}), "--steps", 4)
+        self.run_tenon("run", "job.ini", *self.AWAY, *settings(checkpoint={"folder": "whole"}), "--steps", 4, *more)
+        self.run_tenon("run", "job.ini", *words, "--steps", 2, *more)
+        self.run_tenon("run", "job.ini", *words, "--steps", 4, *more)
+        self.run_tenon("run", "job.ini", *DEEP, *settings(checkpoint={"folder": "plain"}), "--steps", 4, *more)
         for name in ("model.safetensors", "optimizer.safetensors"):
             whole = read(self.path("whole/latest/" + name))
             self.assertTrue(whole)

@@ -351,7 +351,9 @@ def offload_suite():
              away("ckpt, tp, fsdp, pp, offload", 2, tp=2, fsdp=2, pp=2, ckpt__ratio=0.5, offload__optimizer="host")]
     few = [away("offload", 2, offload__optimizer="host"), away("fsdp, offload", fsdp=2, **both)]
     return [Group("gpt2, tied, offload", gpt2, alone + mixed), Group("llama, untied, masked targets, offload", llama, alone[3:4] + mixed),
-            Group("gpt2, tied, bf16, offload", {**gpt2, **BF16}, few, precision="bf16"),
+            Group("gpt2, tied, bf16, offload", {**gpt2, **BF16}, few + [
+                away("tp, offload", 2, tp=2, offload__optimizer="host"), away("ckpt, fsdp, pp, offload", 2, fsdp=2, pp=2, **both)],
+                precision="bf16"),
             Group("gpt2, tied, SGD, offload", {**gpt2, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, few),
             Group("gpt2, tied, validation and sample, offload", {**gpt2, **PRINTED}, few)]
 
