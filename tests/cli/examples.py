@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-SHORT = ("tp", "dp", "fsdp", "pp", "ckpt", "offload")
+SHORT = ("tp", "dp", "fsdp", "pp", "cp", "ckpt", "offload")
 
 
 STAGES = {"10b": 2, "70b": 4, "405b": 16}

@@ -703,7 +703,7 @@ steps x lr if that is more. all: root mean square over the elements of all param
 Why bf16 needs as much as this is derived in tests/equivalence/matrix.py, which also makes this page:
 
     cd build/tests/equivalence
-    ../../../tests/equivalence/matrix.py page gpt2.json llama.json mixed.json bf16.json sharded.json pipeline.json
+    ../../../tests/equivalence/matrix.py page gpt2.json llama.json mixed.json bf16.json sharded.json pipeline.json context.json
 
 `sp`: sequence_parallel; `parts`: micro-batches, 1 where nothing is said; `dp first`: dp is the fastest axis; `chain`:
 strategies in order.
