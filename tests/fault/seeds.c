@@ -94,7 +94,7 @@ int main(int argc, char **argv)
     for (int64_t seed = first; seed < first + count; seed++) {
         char overrides[128], name[48];
         kind = (int)(seed % KINDS);
-        snprintf(overrides, sizeof overrides, "seed=%" PRId64 " %s", seed, settings[kind]);
+        snprintf(overrides, sizeof overrides, "seed=%" PRId64 " %s checksum=true", seed, settings[kind]);
         snprintf(name, sizeof name, "seed %" PRId64, seed);
         w.overrides = overrides;
         failed += world_run(&w, name, RANKS, run) > 0;

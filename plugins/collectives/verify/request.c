@@ -191,6 +191,92 @@ static tn_status move(struct tn_request *r)
     }
 }
 
+/* ---- sums of results ---- */
+
+static uint64_t result_bytes(const struct tn_request *r)
+{
+    const struct announcement *a = &r->mine;
+    uint64_t blocks = a->op == OP_ALL_GATHER ? (uint64_t)r->comm->n : 1;
+    int is_common = a->op == OP_ALL_REDUCE || a->op == OP_ALL_GATHER || a->op == OP_BROADCAST;
+    return is_common ? blocks * a->count * verify_dtype_bytes(a->dtype) : 0;
+}
+
+/* Four streams of multiply and add, so that it keeps up with memory; any bit that differs shows. */
+static uint64_t sum_of(const unsigned char *p, uint64_t bytes)
+{
+    uint64_t lane[4] = { 1, 2, 3, 4 }, word;
+    uint64_t words = bytes / sizeof word;
+    for (uint64_t i = 0; i < words; i++) {
+        memcpy(&word, p + i * sizeof word, sizeof word);
+        lane[i % 4] = (lane[i % 4] ^ word) * UINT64_C(0x9e3779b97f4a7c15) + 1;
+        lane[i % 4] ^= lane[i % 4] >> 29;
+    }
+    for (uint64_t i = words * sizeof word; i < bytes; i++)
+        lane[i % 4] = (lane[i % 4] ^ p[i]) * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    return lane[0] ^ lane[1] * 3 ^ lane[2] * 5 ^ lane[3] * 7;
+}
+
+/* The first member whose sum is not that of most; -1: all are equal. */
+static int32_t find_odd(const uint64_t *sums, int32_t n)
+{
+    int32_t most = 0, votes = 0;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t same = 0;
+        for (int32_t k = 0; k < n; k++)
+            same += sums[k] == sums[i];
+        if (same > votes) {
+            most = i;
+            votes = same;
+        }
+    }
+    for (int32_t i = 0; i < n; i++)
+        if (sums[i] != sums[most])
+            return i;
+    return -1;
+}
+
+static tn_status compare_sums(struct tn_request *r)
+{
+    struct tn_comm *c = r->comm;
+    int32_t odd = find_odd((const uint64_t *)(const void *)r->all, c->n);
+    if (odd < 0)
+        return TN_OK;
+    char what[128];
+    describe(&r->mine, what, sizeof what);
+    keep_error(c, r, c->ranks[odd]);
+    snprintf(c->error_text, sizeof c->error_text,
+             "group %s, collective number %" PRIu64 ", %s: rank %d has another result than %s, though all must have the "
+             "same", c->name, r->mine.number, what, (int)c->ranks[odd], c->n > 2 ? "the other ranks" : "its peer");
+    c->failed = TN_CONFLICT;
+    return c->verify->host->fail(c->verify->host, TN_CONFLICT, "%s", c->error_text);
+}
+
+/* Operations that ended are summed in their order, whenever each did; so the sums have one order on all members. */
+static void advance_sums(struct tn_comm *c)
+{
+    const struct tn_collective *next = c->verify->next;
+    while (c->moving) {
+        struct tn_request *r = c->moving;
+        tn_status status = r->below ? next->test(r->below) : TN_OK; /* NULL: wait has seen its end */
+        if (status == TN_PENDING)
+            return;
+        r->below = NULL;
+        c->moving = r->next;
+        if (!c->moving)
+            c->last_moving = &c->moving;
+        if (status == TN_OK) {
+            r->sum = sum_of(r->recv, result_bytes(r));
+            status = next->all_gather(c->sums, &r->sum, r->all, 1, TN_I64, NULL, &r->below);
+        }
+        r->stage = status == TN_OK ? COMPARING : ENDED;
+        r->status = status;
+        if (status != TN_OK) {
+            r->below = NULL;
+            c->has_error = 0;
+        }
+    }
+}
+
 /* Ends all that is announced in a group: its members will not start it. Their gatherings stay under way. */
 static void fail_announced(struct tn_comm *c, tn_status status)
 {
@@ -226,17 +312,24 @@ static void advance_comm(struct tn_comm *c)
             c->last = &c->first;
         r->status = move(r);
         r->stage = r->status == TN_OK ? MOVING : ENDED;
+        r->is_compared = c->sums && result_bytes(r) > 0;
         if (r->status != TN_OK) {
             r->below = NULL;
             c->has_error = 0;
+        } else if (r->is_compared) {
+            r->next = NULL;
+            *c->last_moving = r;
+            c->last_moving = &r->next;
         }
     }
 }
 
 void verify_advance(struct verify *v)
 {
-    for (struct tn_comm *c = v->comms; c; c = c->next_comm)
+    for (struct tn_comm *c = v->comms; c; c = c->next_comm) {
         advance_comm(c);
+        advance_sums(c);
+    }
 }
 
 /* ---- test and wait ---- */
@@ -251,12 +344,24 @@ static tn_status finish(struct tn_request *r, tn_status status)
     return status;
 }
 
+static tn_status finish_compared(struct tn_request *r)
+{
+    tn_status status = compare_sums(r);
+    verify_recycle(r);
+    return status;
+}
+
 tn_status verify_test(struct tn_request *r)
 {
     verify_advance(r->comm->verify);
     if (r->stage == ENDED)
         return end(r);
-    return r->stage == ANNOUNCED ? TN_PENDING : finish(r, r->comm->verify->next->test(r->below));
+    if (r->stage == ANNOUNCED || (r->stage == MOVING && r->is_compared))
+        return TN_PENDING;
+    tn_status status = r->comm->verify->next->test(r->below);
+    if (r->stage == COMPARING && status == TN_OK)
+        return finish_compared(r);
+    return finish(r, status);
 }
 
 static uint64_t now_ns(void)
@@ -269,9 +374,24 @@ static uint64_t now_ns(void)
 static int others_announced(const struct tn_request *r)
 {
     for (const struct tn_comm *c = r->comm->verify->comms; c; c = c->next_comm)
-        if (c->first && (c != r->comm || r->stage == MOVING))
+        if ((c->first && (c != r->comm || r->stage != ANNOUNCED)) || (c->moving && (c != r->comm || !r->is_compared)))
             return 1;
     return 0;
+}
+
+/* The oldest operation that is to be summed has ended. */
+static void end_moving(struct tn_request *r, tn_status status)
+{
+    struct tn_comm *c = r->comm;
+    r->below = NULL;
+    if (status == TN_OK)
+        return; /* advance_sums goes on with it */
+    c->moving = r->next;
+    if (!c->moving)
+        c->last_moving = &c->moving;
+    c->has_error = 0;
+    r->stage = ENDED;
+    r->status = status;
 }
 
 tn_status verify_wait(struct tn_request *r, uint64_t timeout_ns)
@@ -285,10 +405,21 @@ tn_status verify_wait(struct tn_request *r, uint64_t timeout_ns)
         uint64_t spent_ns = now_ns() - began_ns, left_ns = spent_ns < timeout_ns ? timeout_ns - spent_ns : 0;
         int sliced = left_ns > SLICE_NS && others_announced(r);
         uint64_t slice_ns = sliced ? SLICE_NS : left_ns;
-        if (r->stage == MOVING) {
+        if (r->stage == COMPARING || (r->stage == MOVING && !r->is_compared)) {
             tn_status status = next->wait(r->below, slice_ns);
+            if (r->stage == COMPARING && status == TN_OK)
+                return finish_compared(r);
             if (status != TN_TIMEOUT || !sliced)
                 return finish(r, status);
+            continue;
+        }
+        if (r->stage == MOVING) { /* those before it are summed before it */
+            struct tn_request *before = r->comm->moving;
+            tn_status status = next->wait(before->below, slice_ns);
+            if (status == TN_TIMEOUT && !sliced)
+                return finish(r, status);
+            if (status != TN_TIMEOUT)
+                end_moving(before, status);
             continue;
         }
         struct tn_request *head = r->comm->first;

@@ -2,7 +2,8 @@
  *
  * Ranks that call different collectives, or the same one with another count, dtype, reduction or root, end with
  * TN_CONFLICT and a message that names the first rank that differs, whatever backend is below; without it many
- * backends hang, or mix up data. It costs one small all_gather for each collective. Messages (send, recv) and memory
+ * backends hang, or mix up data. It costs one small all_gather for each collective, with option checksum another one
+ * and a look at the result, which must be the same on all members. Messages (send, recv) and memory
  * pass through. */
 #include "verify.h"
 
@@ -17,6 +18,7 @@ static tn_status create(const struct tn_host *host, const struct tn_collective *
     if (!v)
         return host->fail(host, TN_NO_MEMORY, "no memory for the layer");
     *v = (struct verify){ .host = host, .next = next, .next_self = next_self };
+    v->checksum = host->get_int(host, "checksum") != 0;
     *self = v;
     return TN_OK;
 }
@@ -43,6 +45,8 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
     struct tn_collective_caps can = { .struct_size = sizeof can };
     tn_status status = v->next->caps(v->next_self, &can);
     v->dtypes = can.dtypes;
+    if (status == TN_OK && v->checksum && !can.host_memory)
+        return v->host->fail(v->host, TN_UNSUPPORTED, "[verify] checksum: the buffers of this backend are not in host memory");
     return status == TN_OK ? v->next->init(v->next_self, bootstrap, timeout_ns) : status;
 }
 
@@ -63,6 +67,8 @@ static void mem_free(void *self, void *memory)
 static void free_comm(struct tn_comm *c)
 {
     const struct verify *v = c->verify;
+    if (c->sums)
+        v->next->comm_destroy(c->sums);
     if (c->talk)
         v->next->comm_destroy(c->talk);
     if (c->data)
@@ -83,6 +89,7 @@ static struct tn_comm *new_comm(struct verify *v, const char *name, const int32_
         return NULL;
     *c = (struct tn_comm){ .verify = v, .n = n };
     c->last = &c->first;
+    c->last_moving = &c->moving;
     snprintf(c->name, sizeof c->name, "%s", name ? name : "");
     c->ranks = v->host->alloc(v->host, (uint64_t)n * sizeof *ranks);
     if (!c->ranks) {
@@ -108,8 +115,14 @@ static tn_status comm_create(void *self, const char *name, const int32_t *ranks,
     }
     c->data = data;
     status = v->next->comm_create(v->next_self, name, ranks, n, timeout_ns, &c->talk);
-    if (status != TN_OK) {
+    if (status != TN_OK)
         c->talk = NULL;
+    if (status == TN_OK && v->checksum) {
+        status = v->next->comm_create(v->next_self, name, ranks, n, timeout_ns, &c->sums);
+        if (status != TN_OK)
+            c->sums = NULL;
+    }
+    if (status != TN_OK) {
         free_comm(c);
         return status;
     }
@@ -132,6 +145,8 @@ static void comm_destroy(struct tn_comm *c)
 
 static void comm_abort(struct tn_comm *c)
 {
+    if (c->sums)
+        c->verify->next->comm_abort(c->sums);
     c->verify->next->comm_abort(c->talk);
     c->verify->next->comm_abort(c->data);
 }
@@ -265,6 +280,14 @@ static const struct tn_collective table = {
     .last_error = verify_last_error,
 };
 
+static const struct tn_option options[] = {
+    { .struct_size = sizeof(struct tn_option),
+      .type = TN_OPT_BOOL,
+      .key = "checksum",
+      .fallback = "false",
+      .help = "Also compares what all_reduce, all_gather and broadcast gave the members, which must be the same bytes." },
+};
+
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
 {
     static const struct tn_plugin plugin = {
@@ -276,6 +299,8 @@ const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
         .summary = "Layer that names the rank whose collective differs from the others', before data moves.",
         .build_info = __VERSION__,
         .table = &table,
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
     };
     (void)host;
     return &plugin;

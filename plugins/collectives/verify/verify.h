@@ -18,14 +18,16 @@ struct announcement {
     int32_t root;
 };
 
-enum stage { ANNOUNCED, MOVING, ENDED };
+enum stage { ANNOUNCED, MOVING, COMPARING /* sums of the results */, ENDED };
 
 struct tn_request {
     struct tn_comm *comm;
     enum stage stage;
     tn_status status;          /* once ENDED */
-    struct tn_request *below;  /* the announcement's gathering, then the operation itself */
-    struct tn_request *next;   /* announced after this one; or in the free list */
+    struct tn_request *below;  /* the announcement's gathering, then the operation itself, then the sums' gathering */
+    struct tn_request *next;   /* announced, or to be compared, after this one; or in the free list */
+    int is_compared;           /* its result must be the same on all members, and is looked at */
+    uint64_t sum;              /* of the result */
     struct tn_request *next_made;
     const void *send;
     void *recv;
@@ -36,6 +38,8 @@ struct tn_request {
 struct tn_comm {
     struct verify *verify;
     struct tn_comm *data, *talk; /* two groups below of the same members: operations, announcements */
+    struct tn_comm *sums;        /* with option checksum a third, for sums of results */
+    struct tn_request *moving, **last_moving; /* to be compared, in order; not COMPARING yet */
     char name[NAME_BYTES];
     int32_t n;
     int32_t *ranks;
@@ -54,6 +58,7 @@ struct verify {
     const struct tn_collective *next;
     void *next_self;
     uint64_t dtypes; /* that can be reduced */
+    int checksum;    /* the option */
     struct tn_comm *comms;
 };
 
