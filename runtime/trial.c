@@ -34,7 +34,8 @@ static int lower_rest(struct tn_job *job, const struct tn_instance *caller, stru
     return p->n_errors == 0;
 }
 
-static int64_t peak(const struct tn_facts *facts, const struct tn_instance *caller, struct tn_program *copy, uint32_t flags)
+static int64_t peak(const struct tn_facts *facts, const struct tn_instance *caller, struct tn_program *copy,
+                    uint32_t flags)
 {
     struct tn_job *job = job_of(facts);
     size_t problems = job->diag.count;

@@ -77,13 +77,15 @@ static tn_status open_file(struct tn_copier *c, char *error, size_t error_bytes)
     if (c->file < 0 && errno == EINVAL) /* a file system without */
         c->file = open_unnamed(c->folder, 0);
     if (c->file < 0) {
-        snprintf(error, error_bytes, "no file in %s for %lld bytes off the device: %s; [device] disk names another folder",
-                 c->folder, (long long)c->disk_bytes, strerror(errno));
+        snprintf(error, error_bytes,
+                 "no file in %s for %lld bytes off the device: %s; [device] disk names another folder", c->folder,
+                 (long long)c->disk_bytes, strerror(errno));
         return TN_IO;
     }
     if (reserve(c->file, c->disk_bytes)) {
-        snprintf(error, error_bytes, "no room in %s for %lld bytes off the device: %s; name another folder with [device] disk, or "
-                 "keep more on the device or in host memory", c->folder, (long long)c->disk_bytes, strerror(errno));
+        snprintf(error, error_bytes,
+                 "no room in %s for %lld bytes off the device: %s; name another folder with [device] disk, or keep more "
+                 "on the device or in host memory", c->folder, (long long)c->disk_bytes, strerror(errno));
         return TN_IO;
     }
     return TN_OK;
@@ -94,12 +96,11 @@ static tn_status open_file(struct tn_copier *c, char *error, size_t error_bytes)
 static tn_status fail(struct tn_copier *c, const struct tn_copy *copy, const char *why)
 {
     const char *what = copy->way == TN_COPY_OUT ? "could not be written to" : "could not be read from";
+    unsigned long long bytes = copy->bytes;
     if (copy->space == TN_SPACE_DISK)
-        snprintf(c->error, sizeof c->error, "%s (%llu bytes) %s disk in %s: %s", copy->name, (unsigned long long)copy->bytes, what,
-                 c->folder, why);
+        snprintf(c->error, sizeof c->error, "%s (%llu bytes) %s disk in %s: %s", copy->name, bytes, what, c->folder, why);
     else
-        snprintf(c->error, sizeof c->error, "%s (%llu bytes) %s host memory: %s", copy->name, (unsigned long long)copy->bytes, what,
-                 why);
+        snprintf(c->error, sizeof c->error, "%s (%llu bytes) %s host memory: %s", copy->name, bytes, what, why);
     return TN_IO;
 }
 

@@ -1,16 +1,16 @@
 /* mode = auto: the least that must run again for the plan to fit [device] memory.
  *
- * Cheap are ops whose inputs are kept anyway and which run again faster than a strategy behind this one would bring what
- * they make elsewhere and back; where none does, those that only pass over memory a few times (norms, activations). The
- * choice is the first of these that fits, each found by halving on copies of the program:
+ * Cheap are ops whose inputs are kept anyway and which run again faster than a strategy behind this one would bring
+ * what they make elsewhere and back; where none does, those that only pass over memory a few times (norms,
+ * activations). The choice is the first of these that fits, each found by halving on copies of the program:
  *
  *     1. nothing runs again
  *     2. cheap ops of the first k layers, the fewest
  *     3. cheap ops of all layers, and strategies behind this one move what they can
  *     4. that, and everything in the first k layers, the fewest
  *
- * If nothing fits, all of 4 is done, and the check of the budget says how much is missing. Estimates are made at nominal
- * rates (plan.h), so that all ranks choose alike. */
+ * If nothing fits, all of 4 is done, and the check of the budget says how much is missing. Estimates are made at
+ * nominal rates (plan.h), so that all ranks choose alike. */
 #include "ckpt.h"
 
 #include <stdio.h>
@@ -108,7 +108,8 @@ static int fits(const struct search *s, int32_t some, int32_t full, uint32_t fla
     choice.key = NULL;
     if (!trial)
         return 0;
-    int64_t peak = ckpt_recompute(s->ckpt, trial, &choice) == TN_OK ? s->ckpt->plan->peak(s->ckpt->host, trial, flags) : -1;
+    int64_t peak =
+        ckpt_recompute(s->ckpt, trial, &choice) == TN_OK ? s->ckpt->plan->peak(s->ckpt->host, trial, flags) : -1;
     s->ckpt->plan->drop(trial);
     return peak >= 0 && peak <= s->budget;
 }

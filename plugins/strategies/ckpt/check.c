@@ -64,7 +64,8 @@ tn_status ckpt_check(void *self, int32_t size)
     const struct ckpt *ckpt = self;
     (void)size;
     if (ckpt->automatic && ckpt->plan->budget(ckpt->host) == 0)
-        ckpt->host->problem(ckpt->host, "mode", "auto asks for [device] memory, which nobody says", "set it, or use manual");
+        ckpt->host->problem(ckpt->host, "mode", "auto asks for [device] memory, which nobody says",
+                            "set it, or use manual");
     for (uint32_t i = 0; i < ckpt->n_ops; i++) {
         char what[160], fix[160];
         if (is_opcode(ckpt->ops[i]))

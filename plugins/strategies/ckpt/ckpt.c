@@ -32,8 +32,9 @@ static tn_status create(const struct tn_host *host, void **self)
     const struct tn_program_edit_api *edit = host->get_api(host, "tn.program_edit/1");
     const struct tn_plan_api *plan = host->get_api(host, "tn.plan/1");
     if (!facts || !read || !plan || !edit || !TN_HAS(edit, claim))
-        return host->fail(host, TN_UNSUPPORTED,
-                          "ckpt needs a host with tn.facts/1, tn.program/1, tn.plan/1 and tn.program_edit/1 with claim");
+        return host->fail(
+            host, TN_UNSUPPORTED,
+            "ckpt needs a host with tn.facts/1, tn.program/1, tn.plan/1 and tn.program_edit/1 with claim");
     struct ckpt *ckpt = host->alloc(host, sizeof *ckpt);
     if (!ckpt)
         return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
@@ -66,8 +67,11 @@ static tn_status lower(void *self, struct tn_program *program)
     if (ckpt->automatic)
         return ckpt_automatic(ckpt, program);
     int32_t layers = (int32_t)(ckpt->ratio * (double)ckpt->facts->get(ckpt->host, "layers", 0) + 0.5);
-    const struct ckpt_choice choice = {.full = ckpt->full ? layers : 0, .some = layers,
-                                       .key = ckpt->full ? "recompute" : ckpt->n_tags ? "tags" : "ops"};
+    const struct ckpt_choice choice = {.full = ckpt->full ? layers : 0,
+                                       .some = layers,
+                                       .key = ckpt->full     ? "recompute"
+                                              : ckpt->n_tags ? "tags"
+                                                             : "ops"};
     return ckpt_recompute(ckpt, program, &choice);
 }
 

@@ -18,11 +18,11 @@
 struct recomputing {
     const struct ckpt *ckpt;
     struct tn_program *program;
-    tn_value *again;   /* by value: its copy, 0 none */
+    tn_value *again; /* by value: its copy, 0 none */
     uint64_t n_values;
     const struct ckpt_choice *choice;
-    tn_op before;      /* backward op at hand */
-    tn_op *work;       /* ops being copied, innermost last */
+    tn_op before; /* backward op at hand */
+    tn_op *work;  /* ops being copied, innermost last */
 };
 
 static void op_info(const struct recomputing *r, tn_op op, struct tn_op_info *info)
@@ -81,7 +81,8 @@ static int runs_again(const struct recomputing *r, tn_value v, int32_t layer)
         return r->ckpt->resend;
     if (layer < r->choice->full)
         return 1;
-    return r->choice->cheap ? value.def <= r->choice->most && r->choice->cheap[value.def] : is_listed(r->ckpt, &op, value.tag);
+    return r->choice->cheap ? value.def <= r->choice->most && r->choice->cheap[value.def]
+                            : is_listed(r->ckpt, &op, value.tag);
 }
 
 static tn_value copy_of(const struct recomputing *r, tn_value v)

@@ -44,7 +44,8 @@ static const char *wanted_by(const struct offload *o, const char *tag, const cha
     return o->n_tags || o->n_ops ? NULL : "activations";
 }
 
-static int64_t bytes_of(const struct offload *o, const struct tn_program *program, tn_value v, const struct tn_value_info *info)
+static int64_t bytes_of(const struct offload *o, const struct tn_program *program, tn_value v,
+                        const struct tn_value_info *info)
 {
     static const uint8_t size[] = {
 #define TN_X(name, number, text, bytes) [number] = bytes,
@@ -78,7 +79,8 @@ static int is_of_interest(const struct choosing *c, tn_value v, struct maybe *on
     one->v = v;
     offload_value(c->o, c->program, v, &one->value);
     const struct tn_value_info *info = &one->value;
-    if (info->kind != TN_KIND_ACTIVATION || !info->def || info->space != TN_SPACE_DEVICE || (info->flags & TN_VALUE_OUTPUT))
+    if (info->kind != TN_KIND_ACTIVATION || !info->def || info->space != TN_SPACE_DEVICE ||
+        (info->flags & TN_VALUE_OUTPUT))
         return 0;
     if (info->def > c->most || c->begins[info->def] < 0)
         return 0;
@@ -178,11 +180,13 @@ static void refuse_word(const struct choosing *c, int is_op, const char *word)
     struct named named;
     look_up(c, is_op, word, &named);
     if (!named.any) {
-        snprintf(what, sizeof what, is_op ? "no op of the forward pass is %.80s" : "no activation is tagged %.80s", word);
+        snprintf(what, sizeof what, is_op ? "no op of the forward pass is %.80s" : "no activation is tagged %.80s",
+                 word);
         c->o->host->problem(c->o->host, is_op ? "ops" : "tags", what, "tenon dump --after grad shows them");
     } else if (!named.left && named.who[0]) {
-        snprintf(what, sizeof what, is_op ? "asks for what %.60s makes, all of which [%s] %s has too"
-                                          : "asks for the activations tagged %.60s, all of which [%s] %s has too",
+        snprintf(what, sizeof what,
+                 is_op ? "asks for what %.60s makes, all of which [%s] %s has too"
+                       : "asks for the activations tagged %.60s, all of which [%s] %s has too",
                  word, named.who, named.key);
         snprintf(fix, sizeof fix, "take %.60s out, or let [%s] %s leave some of it", word, named.who, named.key);
         c->o->host->problem(c->o->host, is_op ? "ops" : "tags", what, fix);
@@ -267,7 +271,8 @@ static tn_status time_ops(struct choosing *c)
     return TN_OK;
 }
 
-tn_status offload_choose(const struct offload *o, struct tn_program *program, struct candidate **list, struct moved *moved)
+tn_status offload_choose(const struct offload *o, struct tn_program *program, struct candidate **list,
+                         struct moved *moved)
 {
     struct choosing c = {.o = o, .program = program};
     uint64_t values = 1;

@@ -1,6 +1,7 @@
 /* offload: activations and optimizer state elsewhere while they are idle, in host memory or on disk (Rajbhandari et al.
  * 2021, Ren et al. 2021). choose.c picks activations, activations.c and optimizer.c put the copies into the program;
- * this file has the options and the plugin's table. When a copy runs and who waits for it is the memory plan's matter. */
+ * this file has the options and the plugin's table. When a copy runs and who waits for it is the memory plan's matter.
+ */
 #include "offload.h"
 
 #include <string.h>
@@ -12,8 +13,7 @@ static const struct tn_option options[] = {
      "Where activations wait for the backward pass."},
     {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "tags", NULL, 0, 0, NULL,
      "Tags of the activations that move; with ops empty too: any."},
-    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", NULL, 0, 0, NULL,
-     "Opcodes whose results move."},
+    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", NULL, 0, 0, NULL, "Opcodes whose results move."},
     {sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "min_size", "64K", 0, 1e15, NULL, "Smaller activations stay."},
     {sizeof(struct tn_option), TN_OPT_FLOAT, 0, 0, "share", "1", 0, 1, NULL,
      "Share of their bytes that moves, what is idle longest first."},
@@ -38,11 +38,16 @@ static tn_status create(const struct tn_host *host, void **self)
     if (!o)
         return host->fail(host, TN_NO_MEMORY, "no memory for the strategy's instance");
     *o = (struct offload){
-        .host = host, .read = read, .edit = edit, .plan = plan,
+        .host = host,
+        .read = read,
+        .edit = edit,
+        .plan = plan,
         .activations = (uint32_t)host->get_int(host, "activations"),
         .optimizer = (uint32_t)host->get_int(host, "optimizer"),
-        .min_size = host->get_int(host, "min_size"), .keep = host->get_int(host, "keep"),
-        .share = host->get_float(host, "share"), .prefetch = (int32_t)host->get_int(host, "prefetch"),
+        .min_size = host->get_int(host, "min_size"),
+        .keep = host->get_int(host, "keep"),
+        .share = host->get_float(host, "share"),
+        .prefetch = (int32_t)host->get_int(host, "prefetch"),
     };
     o->n_tags = host->get_list(host, "tags", &o->tags);
     o->n_ops = host->get_list(host, "ops", &o->ops);
@@ -68,7 +73,8 @@ static tn_status check(void *self, int32_t size)
             o->host->problem(o->host, i ? "ops" : "tags", "with activations = off nothing of these moves",
                              "use activations = host, or an empty list");
     if (o->keep == OFFLOAD_BUDGET && o->plan->budget(o->host) == 0)
-        o->host->problem(o->host, "keep", "auto asks for [device] memory, which nobody says", "set it, or give keep in bytes");
+        o->host->problem(o->host, "keep", "auto asks for [device] memory, which nobody says",
+                         "set it, or give keep in bytes");
     return TN_OK;
 }
 
@@ -78,7 +84,8 @@ static tn_status lower(void *self, struct tn_program *program)
     struct candidate *list = NULL;
     struct moved moved = {.n = 0};
     tn_status status = o->optimizer != TN_SPACE_DEVICE ? offload_optimizer(o, program) : TN_OK;
-    if (status == TN_OK && o->activations != TN_SPACE_DEVICE && !(o->keep != OFFLOAD_EVERYTHING && o->plan->unaided(program)))
+    if (status == TN_OK && o->activations != TN_SPACE_DEVICE &&
+        !(o->keep != OFFLOAD_EVERYTHING && o->plan->unaided(program)))
         status = offload_choose(o, program, &list, &moved);
     if (status == TN_OK)
         status = offload_move(o, program, &moved);

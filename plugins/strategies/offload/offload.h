@@ -14,7 +14,7 @@ struct offload {
     const struct tn_program_api *read;
     const struct tn_program_edit_api *edit;
     const struct tn_plan_api *plan;
-    uint32_t activations, optimizer; /* TN_SPACE_*; TN_SPACE_DEVICE: they stay */
+    uint32_t activations, optimizer;      /* TN_SPACE_*; TN_SPACE_DEVICE: they stay */
     const char *const *tags, *const *ops; /* of activations, and that make them; none of both: any */
     uint32_t n_tags, n_ops;
     int64_t min_size, keep;
@@ -31,7 +31,8 @@ struct candidate {
     double idle;     /* seconds from last to first, at nominal rates */
 };
 
-static inline void offload_op(const struct offload *o, const struct tn_program *program, tn_op op, struct tn_op_info *info)
+static inline void offload_op(const struct offload *o, const struct tn_program *program, tn_op op,
+                              struct tn_op_info *info)
 {
     *info = (struct tn_op_info){.struct_size = sizeof *info};
     o->read->op_info(program, op, info);
@@ -52,7 +53,8 @@ struct moved {
 };
 
 /* choose.c: the candidates, those first that free most for longest. The caller releases the list. */
-tn_status offload_choose(const struct offload *o, struct tn_program *program, struct candidate **list, struct moved *moved);
+tn_status offload_choose(const struct offload *o, struct tn_program *program, struct candidate **list,
+                         struct moved *moved);
 /* activations.c: copies them out and back. */
 tn_status offload_move(const struct offload *o, struct tn_program *program, const struct moved *moved);
 /* optimizer.c */
