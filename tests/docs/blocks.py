@@ -3,13 +3,20 @@
 
 usage: blocks.py TENON [--bless] PAGE...
 
-A block to hold follows a comment with the command and, behind a bar, a regular expression: of the output, the lines in
-which it is found are shown. `cut` removes what matches from each line, `first N` keeps so many lines.
+A block to hold follows a comment with the command and, behind bars, filters, in whose order its output is made what is
+shown:
 
     <!-- tenon dump examples/composition.ini --after resolve | mlp.down -->
     <!-- tenon dump examples/composition.ini --after resolve | mlp.down | cut @\\S+ | first 3 -->
 
---bless writes the blocks instead of comparing them."""
+    REGEX             keeps the lines in which it is found
+    cut REGEX         removes what matches from each line
+    s/REGEX/TEXT/     puts a text in its place, as for figures that differ from machine to machine
+    first N           keeps so many lines
+    prompt            puts the command above
+    exit N            says that the command ends with this code; stderr is shown then
+
+The build folder is shown as `build`. --bless writes the blocks instead of comparing them."""
 import difflib
 import os
 import re
@@ -20,16 +27,29 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), 
 BLOCK = re.compile(r"(<!-- tenon (?P<command>.*?) -->\n\n?)(?P<text>(?:(?:    .*)?\n)*?)(?=\S|\Z)")
 
 
-def output(tenon, command):
-    arguments, *filters = command.split(" | ")
+def run(tenon, arguments, code):
     done = subprocess.run([tenon, *arguments.split()], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           timeout=60, check=False)
-    if done.returncode:
+    if done.returncode != code:
         sys.exit("tenon %s: exit code %d: %s" % (arguments, done.returncode, done.stderr))
-    lines = done.stdout.splitlines()
+    text = done.stderr if code else done.stdout
+    return text.replace(os.path.dirname(os.path.dirname(tenon)), "build").splitlines()
+
+
+def output(tenon, command):
+    arguments, *filters = command.split(" | ")
+    code = next((int(word[5:]) for word in filters if word.startswith("exit ")), 0)
+    lines = run(tenon, arguments, code)
     for word in filters:
-        if word.startswith("cut "):
+        if word.startswith("exit "):
+            continue
+        if word == "prompt":
+            lines = ["$ build/tools/tenon " + arguments, "", *lines]
+        elif word.startswith("cut "):
             lines = [re.sub(word[4:], "", line).rstrip() for line in lines]
+        elif word.startswith("s/"):
+            old, new = word[2:-1].split("/")
+            lines = "\n".join(re.sub(old, new, line) for line in lines).split("\n")
         elif word.startswith("first "):
             lines = lines[:int(word[6:])]
         else:
