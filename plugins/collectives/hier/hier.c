@@ -11,8 +11,9 @@
 #include <string.h>
 #include <time.h>
 
-/* A wait for one of several things is cut into slices: short at first, then a share of what was waited. */
-enum { LOOK_NS = 50 * 1000 * 1000, SHORTEST_NS = 50 * 1000, LONGEST_NS = 5 * 1000 * 1000, SHARE = 4 };
+/* A wait for one of several things is cut into slices, since the others may have to be led on: short ones for as long as
+ * operations take, then a share of what was waited. */
+enum { LOOK_NS = 50 * 1000 * 1000, BUSY_NS = 20 * 1000 * 1000, SHORTEST_NS = 50 * 1000, LONGEST_NS = 5 * 1000 * 1000, SHARE = 4 };
 enum { HEAR_NS = 1000 * 1000 * 1000, HEAR_NAP_NS = 2 * 1000 * 1000, HOPS = 4 };
 
 uint64_t hier_now(void)
@@ -506,7 +507,7 @@ static tn_status give_up(struct tn_request *r, const struct piece *p)
 
 static uint64_t slice_of(uint64_t spent_ns, uint64_t left_ns, int is_alone)
 {
-    uint64_t slice_ns = spent_ns / SHARE;
+    uint64_t slice_ns = spent_ns < BUSY_NS ? 0 : spent_ns / SHARE;
     slice_ns = slice_ns < SHORTEST_NS ? SHORTEST_NS : slice_ns < LONGEST_NS ? slice_ns : LONGEST_NS;
     if (is_alone)
         slice_ns = LOOK_NS;
@@ -607,7 +608,7 @@ static const struct tn_option options[] = {
     { .struct_size = sizeof(struct tn_option),
       .type = TN_OPT_SIZE,
       .key = "chunk",
-      .fallback = "2M",
+      .fallback = "4M",
       .min = 4096,
       .max = 1073741824,
       .help = "Size of the pieces of a large operation: while one is between hosts, the next is inside." },
