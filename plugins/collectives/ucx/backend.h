@@ -267,7 +267,8 @@ void ucx_drop(struct ucx_in *in);  /* and its data */
 /* Handles what is in the inbox. Returns how much it was. */
 int ucx_read_inbox(struct backend *b);
 void ucx_adopt_orphans(struct tn_comm *c);
-void ucx_wire_finish(struct backend *b);
+void ucx_wire_drop(struct backend *b);   /* what nobody will read */
+void ucx_wire_finish(struct backend *b); /* once UCX can call back no more */
 
 /* ops.c */
 tn_status ucx_all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, uint32_t red,

@@ -396,9 +396,10 @@ void ucx_disconnect(struct backend *b)
 {
     if (b->worker) {
         close_endpoints(b);
-        ucx_wire_finish(b);
-        ucp_worker_destroy(b->worker);
+        ucx_wire_drop(b);
+        ucp_worker_destroy(b->worker); /* calls back for what it gives up */
     }
+    ucx_wire_finish(b);
     while (b->n_memories > 0) {
         struct ucx_memory *m = &b->memories[--b->n_memories];
         if (m->handle)

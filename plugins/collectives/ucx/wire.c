@@ -89,12 +89,16 @@ static void drop_all(struct ucx_in *in)
     }
 }
 
-void ucx_wire_finish(struct backend *b)
+void ucx_wire_drop(struct backend *b)
 {
     drop_all(b->inbox);
     drop_all(b->orphans);
     b->inbox = b->orphans = NULL;
     b->inbox_last = &b->inbox;
+}
+
+void ucx_wire_finish(struct backend *b)
+{
     while (b->slabs) {
         struct ucx_slab *next = b->slabs->next;
         b->host->release(b->host, b->slabs);
