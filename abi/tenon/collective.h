@@ -71,8 +71,8 @@ struct tn_collective {
     /* Collective over the world; blocks until done or timeout. [main] */
     tn_status (*init)(void *self, const struct tn_bootstrap *bootstrap, uint64_t timeout_ns);
 
-    /* Memory that is fastest to communicate from. Collective over the world, in the same
-     * order on all ranks; sizes may differ. 64-byte aligned, zeroed. [main] */
+    /* Memory that is fastest to communicate from. Collective over the world (with one_host over
+     * the ranks of each host), in the same order on all ranks; sizes may differ. 64-byte aligned, zeroed. [main] */
     tn_status (*mem_alloc)(void *self, uint64_t bytes, void **memory);
     void (*mem_free)(void *self, void *memory);
 

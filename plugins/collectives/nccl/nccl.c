@@ -9,6 +9,7 @@
  * Sums are in NCCL's order, which is the same on all members and from run to run of one layout. Buffers must be in GPU
  * memory. Communicators are non-blocking, so that a rank that does not come is noticed; a failure aborts them. */
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -47,6 +48,7 @@ struct tn_comm {
     void *handles[PIECES];      /* of registered memory */
     struct tn_request *made, *unused, *waiting; /* waiting: messages that have not begun, newest first */
     uint64_t number;
+    atomic_int aborted;         /* asked for, by any thread */
     tn_status failed;
     struct tn_comm_error error;
     char error_text[512];
@@ -125,13 +127,18 @@ static tn_status fail_comm(struct tn_comm *c, const struct tn_request *r, tn_sta
     return c->nccl->host->fail(c->nccl->host, status, "%s", c->error_text);
 }
 
-static tn_status look_around(struct nccl *b)
+static int is_time_to_look(struct nccl *b)
 {
     uint64_t now = now_ns();
     if (now < b->next_look_ns)
-        return TN_OK;
+        return 0;
     b->next_look_ns = now + LOOK_NS;
-    return b->bootstrap.poll(b->bootstrap.ctx) == TN_PEER ? TN_PEER : TN_OK;
+    return 1;
+}
+
+static tn_status look_around(struct nccl *b)
+{
+    return is_time_to_look(b) && b->bootstrap.poll(b->bootstrap.ctx) == TN_PEER ? TN_PEER : TN_OK;
 }
 
 /* Until a non-blocking call is through. NULL: it is; else why not. */
@@ -478,9 +485,28 @@ static void comm_destroy(struct tn_comm *c)
     free_comm(c);
 }
 
+static const char *abort_key(const struct tn_comm *c, char *key, size_t bytes)
+{
+    snprintf(key, bytes, "nccl/%016" PRIx64 "/aborted", c->key);
+    return key;
+}
+
+/* The communicators are aborted when this rank next looks at the group, and the other members when they look around. */
 static void comm_abort(struct tn_comm *c)
 {
-    (void)fail_comm(c, NULL, TN_ABORTED, "it was aborted");
+    const struct tn_bootstrap *boot = &c->nccl->bootstrap;
+    char key[64];
+    atomic_store(&c->aborted, 1);
+    if (boot->put(boot->ctx, abort_key(c, key, sizeof key), "", 1) < 0)
+        c->nccl->host->log(c->nccl->host, TN_LOG_WARN, "group %s: its abort could not be told to the others", c->name);
+}
+
+static int is_aborted(struct tn_comm *c)
+{
+    const struct tn_bootstrap *boot = &c->nccl->bootstrap;
+    char key[64], byte;
+    uint32_t bytes = sizeof byte;
+    return atomic_load(&c->aborted) || boot->get(boot->ctx, abort_key(c, key, sizeof key), &byte, &bytes) == TN_OK;
 }
 
 /* ---- operations ---- */
@@ -524,6 +550,8 @@ static tn_status check(struct tn_comm *c, const struct tn_request *r, const stru
 {
     const struct tn_host *host = c->nccl->host;
     int reduces = r->op == OP_ALL_REDUCE || r->op == OP_REDUCE_SCATTER;
+    if (!c->failed && atomic_load(&c->aborted))
+        (void)fail_comm(c, NULL, TN_ABORTED, "it was aborted");
     if (c->failed)
         return host->fail(host, c->failed, "group %s has failed: %s", c->name, c->error_text);
     if (!dtype_bytes(r->dtype) || (reduces && r->red > TN_RED_MAX) || r->peer < 0 || r->peer >= c->n)
@@ -692,9 +720,14 @@ static tn_status test(struct tn_request *r)
         ncclResult_t result = ncclSuccess;
         ncclCommGetAsyncError(r->op == OP_SEND || r->op == OP_RECV ? c->messages : c->collectives, &result);
         if (result == ncclSuccess || result == ncclInProgress) {
-            if (look_around(b) != TN_PEER)
+            if (!atomic_load(&c->aborted) && !is_time_to_look(b))
                 return TN_PENDING;
-            status = fail_comm(c, r, TN_PEER, "a rank of the job has died");
+            if (is_aborted(c))
+                status = fail_comm(c, r, TN_ABORTED, "it was aborted");
+            else if (b->bootstrap.poll(b->bootstrap.ctx) == TN_PEER)
+                status = fail_comm(c, r, TN_PEER, "a rank of the job has died");
+            else
+                return TN_PENDING;
         } else {
             status = fail_comm(c, r, TN_ERROR, ncclGetErrorString(result));
         }
