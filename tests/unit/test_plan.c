@@ -629,6 +629,26 @@ static void sends_wait_for_the_one_before_on_their_way(void **state)
     flow_finish(&f);
 }
 
+/* Around a ring every rank sends before it receives: a receive that waited for its own send would wait for ever. What it
+ * is like is not read, and has no memory for its sake. */
+static void a_receive_does_not_wait_for_what_it_is_like(void **state)
+{
+    struct flow f;
+    struct tn_plan plan;
+    planned(&f, &plan,
+            "mesh cp=2\ninput x: f32[16, 8] {cp: R}\nregion forward\n"
+            "  a: f32[16, 8] {cp: R} = gelu(x: x)\n  send(x: a) axis=0 peer=1 channel=1 @name=away\n"
+            "  b: f32[16, 8] {cp: R} = recv(like: a) axis=0 peer=1 channel=1\n"
+            "  c: f32[16, 8] {cp: R} flags=output = gelu(x: b)\n");
+    int64_t receives = f.p.ops[flow_op(&f.p, "b")].order, uses = f.p.ops[flow_op(&f.p, "c")].order;
+    assert_int_equal(plan.first_wait[receives + 1] - plan.first_wait[receives], 0);
+    assert_int_equal(plan.first_wait[uses + 1] - plan.first_wait[uses], 1);
+    assert_int_equal(plan.wait[plan.first_wait[uses]], flow_op(&f.p, "b"));
+    assert_true(plan.offset[flow_value(&f.p, "b")] >= 0);
+    tn_plan_finish(&plan);
+    flow_finish(&f);
+}
+
 static void nothing_needs_no_memory(void **state)
 {
     struct flow f;
@@ -654,6 +674,7 @@ int main(void)
         cmocka_unit_test(a_copy_is_not_kept_long_after_its_last_use),
         cmocka_unit_test(packs_of_what_cannot_be_moved_are_refused),
         cmocka_unit_test(sends_wait_for_the_one_before_on_their_way),
+        cmocka_unit_test(a_receive_does_not_wait_for_what_it_is_like),
         cmocka_unit_test(nothing_needs_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
