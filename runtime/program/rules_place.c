@@ -219,17 +219,21 @@ int place_optimizer(const struct tn_program *p, tn_op op, int32_t axis, struct t
     return alike(begin(p, op, axis, rows, most), "RF", tn_rule_opcode(p, op) == TN_OP_ADAMW ? 3 : 2);
 }
 
-/* A dimension is cut by slower axes first. So where a collective changes the cut of a dimension along its axis, a
- * faster one must not cut it yet, or its parts would end up in another order. */
+/* A dimension is cut by slower axes first, and a flat cut is of what all others left. So where a collective changes the
+ * cut of a dimension along its axis, neither a faster axis must cut it yet nor any axis have cut the value flat, or the
+ * parts would end up in another order. */
 static int without_inner_cuts(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int n)
 {
     static const char *const keys[] = { "dim", "from", "to" };
     int kept = 0;
     for (int i = 0; i < n; i++) {
         int inner = 0;
-        for (int k = 0; k < 3; k++)
-            inner |= axis < tn_attr_i(p, op, "axis", -1) && TN_PLACE_KIND(rows[i].in[0]) == TN_PLACE_SHARD &&
-                     tn_attr_i(p, op, keys[k], -1) == TN_PLACE_DIM(rows[i].in[0]);
+        uint32_t kind = TN_PLACE_KIND(rows[i].in[0]);
+        for (int k = 0; k < 3; k++) {
+            int64_t dim = tn_attr_i(p, op, keys[k], -1);
+            inner |= kind == TN_PLACE_SHARD && axis < tn_attr_i(p, op, "axis", -1) && dim == TN_PLACE_DIM(rows[i].in[0]);
+            inner |= kind == TN_PLACE_FLAT && dim >= 0;
+        }
         if (!inner)
             rows[kept++] = rows[i];
     }

@@ -32,17 +32,28 @@ static tn_value gather(struct lowering *l, tn_value v, const char *name)
     return joined;
 }
 
-/* New ops go behind the maker of v, if that is in the region of the op at hand; else before the op. */
-static void go_behind(struct lowering *l, tn_value v)
+/* The op of the region at hand that makes v; 0 if another region does. */
+static tn_op maker(const struct lowering *l, tn_value v)
 {
     struct tn_value_info value;
-    struct tn_op_info maker;
+    struct tn_op_info op;
     cp_value(l, v, &value);
     if (!value.def)
-        return;
-    cp_op(l, value.def, &maker);
-    if (maker.region == l->info.region)
-        l->cp->edit->insert_before(l->program, l->cp->read->op_next(l->program, value.def));
+        return 0;
+    cp_op(l, value.def, &op);
+    return op.region == l->info.region ? value.def : 0;
+}
+
+/* New ops go behind the makers of `early` and of v, which may be made again only now; without any, before the op. */
+static void go_behind(struct lowering *l, tn_value early, tn_value v)
+{
+    const struct tn_program_api *read = l->cp->read;
+    tn_op behind = maker(l, early), own = maker(l, v);
+    for (tn_op op = behind; op && op != l->op; op = read->op_next(l->program, op))
+        if (op == own)
+            behind = own;
+    if (behind)
+        l->cp->edit->insert_before(l->program, read->op_next(l->program, behind));
 }
 
 static tn_value gathered(struct lowering *l, tn_value v, const char *name, tn_value early)
@@ -50,7 +61,7 @@ static tn_value gathered(struct lowering *l, tn_value v, const char *name, tn_va
     int known = v < l->n_values;
     if (known && l->gathered[v] && !l->cp->regather)
         return l->gathered[v];
-    go_behind(l, early);
+    go_behind(l, early, v);
     tn_value all = gather(l, v, name);
     l->cp->edit->insert_before(l->program, l->op);
     if (known)
