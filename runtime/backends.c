@@ -133,7 +133,7 @@ static tn_status open_for(const struct tn_opener *opener, struct tn_instance *by
         return host->fail(host, TN_NOT_FOUND, "backend %s: %s", name, error.text);
     struct tn_backend *lower = find(job, path);
     if (lower && !lower->instance.self)
-        return host->fail(host, TN_CONFLICT, "backend %s stands on this one, or could not be made", name);
+        return host->fail(host, TN_CONFLICT, "backend %s stands on this one, or could not be made; name another", name);
     if (!lower) {
         size_t before = job->diag.count;
         lower = add(job, tn_manifest_where(&job->manifest, by->library.plugin->id, NULL));

@@ -76,7 +76,7 @@ static void load_all(struct tn_job *job)
 /* The option "size" of a strategy: its value, -1 for auto, 1 where it has none. */
 static int64_t size_option(const struct tn_instance *strategy)
 {
-    const struct tn_option_value *size = strategy->self ? tn_options_find(&strategy->options, "size") : NULL;
+    const struct tn_option_value *size = tn_options_find(&strategy->options, "size");
     return size && size->option->type == TN_OPT_INT ? size->i : 1;
 }
 
@@ -85,15 +85,17 @@ static void size_chain(struct tn_job *job)
 {
     int64_t product = 1;
     int32_t automatic = -1;
+    int known = 1; /* one that was refused for something else says no size */
     for (uint32_t i = 0; i < job->n_chain; i++) {
         int64_t size = size_option(&job->chain[i]);
+        known &= job->chain[i].self != NULL;
         if (size > 0)
             product = size > INT32_MAX ? INT64_MAX : product * size;
         else if (automatic < 0)
             automatic = (int32_t)i;
         else
             tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, job->chain[i].library.plugin->id, "size"), NULL,
-                        "is auto, and so is that of %s; only one strategy may say auto",
+                        "is auto, and so is that of %s; only one strategy may say auto, so give a number here",
                         job->chain[automatic].library.plugin->id);
         job->chain_size[i] = size > 0 ? (int32_t)(size < INT32_MAX ? size : INT32_MAX) : 1;
         if (product > INT32_MAX) {
@@ -106,6 +108,8 @@ static void size_chain(struct tn_job *job)
     struct tn_where where = tn_manifest_where(&job->manifest, "strategies", "chain");
     if (automatic >= 0 && given % product == 0 && given / product >= 1)
         job->chain_size[automatic] = (int32_t)(given / product);
+    else if (!known)
+        return;
     else if (automatic >= 0)
         tn_diag_add(&job->diag, where, NULL, "%lld ranks do not divide by %lld, the product of the sizes given; use a multiple of it",
                     (long long)given, (long long)product);
@@ -118,6 +122,8 @@ static void add_axis(struct tn_job *job, const struct tn_instance *strategy, con
 {
     const char *id = strategy->library.plugin->id;
     struct tn_where where = tn_manifest_where(&job->manifest, "strategies", "chain");
+    if (tn_mesh_find(&job->mesh, name) >= 0 && strcmp(job->mesh.axis[tn_mesh_find(&job->mesh, name)].owner, id) == 0)
+        return; /* named twice, which is refused by itself */
     if (tn_mesh_find(&job->mesh, name) >= 0)
         tn_diag_add(&job->diag, where, NULL, "%s adds an axis %s, but %s has one already", id, name,
                     job->mesh.axis[tn_mesh_find(&job->mesh, name)].owner);

@@ -117,6 +117,8 @@ static int parse(struct dump_args *args, int argc, char **argv)
     }
     if (args->common.manifest && (args->stage || draws))
         return -1;
+    if (args->common.manifest)
+        fprintf(stderr, "tenon dump: --after is missing; say after which stage\n");
     usage(stderr);
     return TOOL_USAGE;
 }

@@ -9,20 +9,21 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "config/options.h"
 
 enum { MOST_LEVELS = 6 }; /* from an executable of the build tree up to the build folder */
 
-struct folders {
+/* A growing list of paths or ids. */
+struct names {
     struct tn_arena *arena;
     const char **list;
     size_t count, cap;
 };
 
-static void folders_add(struct folders *folders, const char *path)
+static void names_add(struct names *names, const char *name)
 {
-    folders->list =
-        tn_arena_grow(folders->arena, folders->list, sizeof *folders->list, &folders->cap, folders->count + 1);
-    folders->list[folders->count++] = tn_arena_strdup(folders->arena, path);
+    names->list = tn_arena_grow(names->arena, names->list, sizeof *names->list, &names->cap, names->count + 1);
+    names->list[names->count++] = tn_arena_strdup(names->arena, name);
 }
 
 static int is_folder(const char *path)
@@ -34,13 +35,13 @@ static int is_folder(const char *path)
 /* ---- where this Tenon's own plugins are ---- */
 
 /* Folders below `root`, down to `depth`: the build tree keeps plugins/strategies/..., kernels/.... */
-static void add_tree(struct folders *folders, const char *root, int depth)
+static void add_tree(struct names *folders, const char *root, int depth)
 {
     struct dirent **entries;
     int n = scandir(root, &entries, NULL, alphasort);
     if (n < 0)
         return;
-    folders_add(folders, root);
+    names_add(folders, root);
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
         size_t length = strlen(name);
@@ -69,17 +70,17 @@ static int own_folder(char *folder, size_t room)
 
 /* An installed executable takes the plugins installed with it, wherever the install was moved to; one of a build tree
  * takes the build's. */
-static void add_own(struct folders *folders)
+static void add_own(struct names *folders)
 {
     char folder[4096];
     if (!own_folder(folder, sizeof folder)) {
-        folders_add(folders, TENON_PLUGIN_DIR);
+        names_add(folders, TENON_PLUGIN_DIR);
         return;
     }
     const char *beside = tn_arena_printf(folders->arena, "%s/../%s", folder, TENON_PLUGIN_SUBDIR);
     char *installed = realpath(beside, NULL);
     if (installed) {
-        folders_add(folders, installed);
+        names_add(folders, installed);
         free(installed);
         return;
     }
@@ -91,25 +92,25 @@ static void add_own(struct folders *folders)
         }
         *strrchr(folder, '/') = 0;
     }
-    folders_add(folders, TENON_PLUGIN_DIR);
+    names_add(folders, TENON_PLUGIN_DIR);
 }
 
-static void add_path_variable(struct folders *folders)
+static void add_path_variable(struct names *folders)
 {
     const char *at = secure_getenv("TENON_PLUGIN_PATH");
     while (at && *at) {
         const char *end = strchrnul(at, ':');
         if (*at == '/')
-            folders_add(folders, tn_arena_printf(folders->arena, "%.*s", (int)(end - at), at));
+            names_add(folders, tn_arena_printf(folders->arena, "%.*s", (int)(end - at), at));
         at = *end ? end + 1 : end;
     }
 }
 
 size_t tn_search_folders(const struct tn_search *search, struct tn_arena *arena, const char *const **list)
 {
-    struct folders folders = { .arena = arena };
+    struct names folders = { .arena = arena };
     if (search->beside_manifest && search->manifest_folder)
-        folders_add(&folders, search->manifest_folder);
+        names_add(&folders, search->manifest_folder);
     add_path_variable(&folders);
     add_own(&folders);
     *list = folders.list;
@@ -123,6 +124,25 @@ static int is_id(const char *name)
     if (*name < 'a' || *name > 'z')
         return 0;
     return name[strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_")] == 0;
+}
+
+/* Of the plugins in the folders the one whose id is nearest to `name`, or NULL. */
+static const char *nearest_id(const char *name, const char *const *folders, size_t count, struct tn_arena *arena)
+{
+    struct names ids = { .arena = arena };
+    for (size_t i = 0; i < count; i++) {
+        struct dirent **entries;
+        int n = scandir(folders[i], &entries, NULL, alphasort);
+        for (int k = 0; k < n; k++) {
+            size_t length = strlen(entries[k]->d_name);
+            if (length > 3 && strcmp(entries[k]->d_name + length - 3, ".so") == 0)
+                names_add(&ids, tn_arena_printf(arena, "%.*s", (int)length - 3, entries[k]->d_name));
+            free(entries[k]);
+        }
+        if (n >= 0)
+            free(entries);
+    }
+    return tn_nearest(name, ids.list, ids.count);
 }
 
 static enum tn_load find_path(const char *name, const struct tn_search *search, struct tn_arena *arena,
@@ -158,8 +178,10 @@ enum tn_load tn_load_find(const char *name, const struct tn_search *search, stru
     tn_buf_init(&tried);
     for (size_t i = 0; i < count; i++)
         tn_buf_printf(&tried, "%s%s", i ? ":" : "", folders[i]);
-    tn_load_fail(error, TN_LOAD_NOT_FOUND, "no file %s.so in %s; name a folder in TENON_PLUGIN_PATH, or give a path",
-                 name, tried.text);
+    const char *nearest = nearest_id(name, folders, count, arena);
+    tn_load_fail(error, TN_LOAD_NOT_FOUND, "no file %s.so in %s; %s%s%s", name, tried.text,
+                 nearest ? "did you mean " : "name a folder in TENON_PLUGIN_PATH, or give a path",
+                 nearest ? nearest : "", nearest ? "?" : "");
     tn_buf_finish(&tried);
     return TN_LOAD_NOT_FOUND;
 }

@@ -51,6 +51,8 @@ class PluginTool(unittest.TestCase):
         done = run("inspect", "absent", path=self.folder)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn(f"not-found: no file absent.so in {self.folder}:", done.stderr)
+        self.assertIn("; name a folder in TENON_PLUGIN_PATH, or give a path", done.stderr)
+        self.assertIn("; did you mean good?", run("inspect", "godo", path=self.folder).stderr)
 
     def test_says_why_not(self):
         for name, reason in (("major", "abi-major"), ("entry", "no-entry"), ("needs", "feature-missing")):

@@ -157,6 +157,11 @@ class Check(JobTest):
         self.assertIn("[gpt] layer: unknown key; did you mean layers?", run.stderr)
         self.assertIn("[tp] size: 3 does not divide heads = 4", run.stderr)
 
+    def test_wrong_option_hides_no_size(self):
+        """A strategy that is refused for another key is still counted with its size."""
+        run = self.run_tenon("check", "job.ini", "-n", "2", *layout(tp=2), *settings(tp={"sequence_parallel": "perhaps"}), code=2)
+        self.assertEqual(len(run.stderr.splitlines()), 1, run.stderr)
+
     def test_size_of_the_world(self):
         for words, message in ((["-n", "3", *layout(tp=2)],
                                 "the sizes of the strategies make 2 ranks, but 3 are given; use -n 2 or change a size"),

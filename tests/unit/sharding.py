@@ -301,11 +301,13 @@ class Refusals(PlanTest):
     def test_options(self):
         self.refused("[fsdp] level: ful is not a choice; did you mean full?", "fsdp", fsdp__level="ful")
         self.refused("[fsdp] prefetch: ", "fsdp", fsdp__prefetch=-1)
-        self.refused("fsdp: units: no param has atn in its name", "fsdp", fsdp__size=2, fsdp__units="atn, mlp")
+        self.refused("[fsdp] units: no param has atn in its name; tenon dump --after model shows them", "fsdp", fsdp__size=2, fsdp__units="atn, mlp")
         self.refused("[ckpt] recompute: ful is not a choice; did you mean full?", "ckpt", ckpt__recompute="ful")
         self.refused("[ckpt] ops: there is no op atention; did you mean attention?", "ckpt",
                      ckpt__ops="atention, rmsnorm")
         self.refused("[ckpt] ops: there is no op flash; docs/ops.md lists them", "ckpt", ckpt__ops="flash")
+        self.refused("[ckpt] tags: no activation is tagged nrm; tenon dump --after model shows the tags", "ckpt",
+                     ckpt__tags="norm, nrm")
         self.refused("[ckpt] ratio: 1.5 is out of range", "ckpt", ckpt__ratio=1.5)
 
     def test_two_sizes_left_to_the_world(self):

@@ -365,8 +365,8 @@ static int check(struct bench_options *o)
     if (o->most_bytes == UINT64_MAX)
         o->most_bytes = o->least_bytes > usual ? o->least_bytes : usual;
     if (o->most_bytes < o->least_bytes) {
-        fprintf(stderr, "tenon bench: --maxbytes %llu is below --minbytes %llu\n", (unsigned long long)o->most_bytes,
-                (unsigned long long)o->least_bytes);
+        fprintf(stderr, "tenon bench: --maxbytes %llu is below --minbytes %llu; use at least that\n",
+                (unsigned long long)o->most_bytes, (unsigned long long)o->least_bytes);
         return TOOL_USAGE;
     }
     if (o->n_ops == 0)

@@ -1,5 +1,6 @@
 /* ckpt.check: names in `ops` that no op has. The core's opcodes are those of the ABI's table; an opcode of a plugin has
- * a dot in its name and is taken as it is, since only the program can tell. */
+ * a dot in its name and is taken as it is, since only the program can tell. Whether the model gives a tag, only the
+ * program tells too. */
 #include "ckpt.h"
 
 #include <stdio.h>
@@ -79,4 +80,21 @@ tn_status ckpt_check(void *self, int32_t size)
         ckpt->host->problem(ckpt->host, "ops", what, fix);
     }
     return TN_OK;
+}
+
+void ckpt_check_tags(const struct ckpt *ckpt, const struct tn_program *program)
+{
+    for (uint32_t i = 0; i < ckpt->n_tags; i++) {
+        int found = 0;
+        for (tn_value v = ckpt->read->value_next(program, 0); v && !found; v = ckpt->read->value_next(program, v)) {
+            struct tn_value_info info = {.struct_size = sizeof info};
+            ckpt->read->value_info(program, v, &info);
+            found = strcmp(info.tag, ckpt->tags[i]) == 0;
+        }
+        if (found)
+            continue;
+        char what[160];
+        snprintf(what, sizeof what, "no activation is tagged %.80s", ckpt->tags[i]);
+        ckpt->host->problem(ckpt->host, "tags", what, "tenon dump --after model shows the tags");
+    }
 }

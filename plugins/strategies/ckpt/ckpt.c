@@ -66,6 +66,7 @@ static tn_status lower(void *self, struct tn_program *program)
     const struct ckpt *ckpt = self;
     if (ckpt->automatic)
         return ckpt_automatic(ckpt, program);
+    ckpt_check_tags(ckpt, program);
     int32_t layers = (int32_t)(ckpt->ratio * (double)ckpt->facts->get(ckpt->host, "layers", 0) + 0.5);
     const struct ckpt_choice choice = {.full = ckpt->full ? layers : 0,
                                        .some = layers,

@@ -31,6 +31,7 @@ struct ckpt_choice {
 
 /* check.c */
 tn_status ckpt_check(void *self, int32_t size);
+void ckpt_check_tags(const struct ckpt *ckpt, const struct tn_program *program);
 /* recompute.c */
 tn_status ckpt_recompute(const struct ckpt *ckpt, struct tn_program *program, const struct ckpt_choice *choice);
 /* automatic.c: finds what is least to run again, and does it. */

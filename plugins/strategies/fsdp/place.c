@@ -1,8 +1,9 @@
 /* fsdp.place: how values lie on the axis.
  *
  * Requires: a program with gradients, global shapes. Establishes: inputs cut along their batch, params flat (states
- * follow them), and that a table looked up in bf16 is cast before it is gathered. With level gradients and full, accumulators are flat as well, and what an op adds to one is made by
- * itself first, so that resolve reduces and scatters it right after each micro-batch:
+ * follow them), and that a table looked up in bf16 is cast before it is gathered. With level gradients and full,
+ * accumulators are flat as well, and what an op adds to one is made by itself first, so that resolve reduces and
+ * scatters it right after each micro-batch:
  *
  *     acc' = linear_dw x dy acc      =>      dw = linear_dw x dy
  *                                            acc' = accumulate dw acc        (acc: flat)
@@ -129,8 +130,11 @@ static void check_units(const struct fsdp *fsdp, struct tn_program *program)
             fsdp_value(fsdp, program, v, &info);
             found = info.kind == TN_KIND_PARAM && !info.def && strstr(info.name, fsdp->units[i]);
         }
-        if (!found)
-            fsdp->edit->error(program, 0, "units: no param has %s in its name", fsdp->units[i]);
+        if (found)
+            continue;
+        char what[160];
+        snprintf(what, sizeof what, "no param has %.80s in its name", fsdp->units[i]);
+        fsdp->host->problem(fsdp->host, "units", what, "tenon dump --after model shows them");
     }
 }
 
