@@ -137,7 +137,12 @@ struct tn_observer {
 int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, const struct tn_observer *observer);
 
 /* Parts of it, each its own file. */
-/* local.c: global index of each of this rank's elements of dimension `dim`, flat cuts not counted; returns how many. */
+/* local.c: which elements of dimension `dim` this rank's part has, flat cuts not counted, as spans of neighbours in the
+ * order of its memory. A zigzag cut adds two at most, other cuts none. */
+struct tn_span { int64_t first, count; };
+struct tn_spans { int32_t n; struct tn_span run[1 + 2 * TN_MAX_AXES]; };
+struct tn_spans tn_local_spans(const struct tn_program *p, tn_value v, int32_t dim);
+/* The same one by one; returns how many. */
 int64_t tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index);
 /* Walks this rank's elements in the order of its memory; each step gives the element's index in the whole tensor. */
 struct tn_walk {

@@ -79,14 +79,10 @@ static void describe_runs(const struct tn_program *p, tn_value v, struct tn_tens
         int32_t dim = TN_PLACE_DIM(place);
         if (TN_PLACE_KIND(place) != TN_PLACE_SHARD || TN_PLACE_ORDER(place) != TN_ORDER_ZIGZAG)
             continue;
-        int64_t *index = malloc((size_t)p->values[v].shape[dim] * sizeof *index), run = 1;
-        int64_t n = index ? tn_local_indices(p, v, dim, index) : 0;
-        while (run < n && index[run] == index[0] + run)
-            run++;
-        tensor->run[dim] = n > 0 ? run : 0;
-        tensor->first[dim] = n > 0 ? index[0] : 0;
-        tensor->second[dim] = run < n ? index[run] : 0;
-        free(index);
+        struct tn_spans runs = tn_local_spans(p, v, dim);
+        tensor->run[dim] = runs.n > 0 ? runs.run[0].count : 0;
+        tensor->first[dim] = runs.n > 0 ? runs.run[0].first : 0;
+        tensor->second[dim] = runs.n > 1 ? runs.run[1].first : 0;
     }
 }
 

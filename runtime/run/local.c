@@ -7,41 +7,63 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Keeps chunk `first` .. of the list, moved to `to`. */
-static int64_t keep(int64_t *index, int64_t to, int64_t first, int64_t n)
+/* Adds elements `first` .. `first + n` of `from`, counted along its runs. */
+static void take(struct tn_spans *to, const struct tn_spans *from, int64_t first, int64_t n)
 {
-    memmove(index + to, index + first, (size_t)n * sizeof *index);
-    return n;
+    for (int32_t i = 0; i < from->n && n > 0; i++) {
+        int64_t count = from->run[i].count;
+        if (first < count) {
+            int64_t part = count - first < n ? count - first : n, start = from->run[i].first + first;
+            if (to->n > 0 && to->run[to->n - 1].first + to->run[to->n - 1].count == start)
+                to->run[to->n - 1].count += part;
+            else
+                to->run[to->n++] = (struct tn_span){ start, part };
+            n -= part;
+        }
+        first = first > count ? first - count : 0;
+    }
 }
 
-static int64_t cut(const struct tn_program *p, tn_placement place, int32_t axis, int64_t *index, int64_t n)
+static struct tn_spans cut(const struct tn_program *p, tn_placement place, int32_t axis, const struct tn_spans *whole)
 {
-    int64_t size = p->mesh->axis[axis].size, coord = p->coord[axis];
+    int64_t size = p->mesh->axis[axis].size, coord = p->coord[axis], n = 0;
+    struct tn_spans part = { .n = 0 };
+    for (int32_t i = 0; i < whole->n; i++)
+        n += whole->run[i].count;
     if (TN_PLACE_PARTS(place)) {
         const struct tn_parts *parts = &p->parts[TN_PLACE_PARTS(place)];
         int64_t unit = n / parts->sum, before = 0;
         for (int64_t i = 0; i < coord; i++)
             before += parts->weights[i];
-        return keep(index, 0, before * unit, parts->weights[coord] * unit);
+        take(&part, whole, before * unit, parts->weights[coord] * unit);
+    } else if (TN_PLACE_ORDER(place) == TN_ORDER_ZIGZAG) {
+        int64_t chunk = n / (2 * size);
+        take(&part, whole, coord * chunk, chunk);
+        take(&part, whole, (2 * size - 1 - coord) * chunk, chunk);
+    } else {
+        take(&part, whole, coord * (n / size), n / size);
     }
-    if (TN_PLACE_ORDER(place) == TN_ORDER_ZIGZAG) {
-        int64_t chunk = n / (2 * size), mirror = 2 * size - 1 - coord;
-        keep(index, 0, coord * chunk, chunk);
-        return chunk + keep(index, chunk, mirror * chunk, chunk);
+    return part;
+}
+
+struct tn_spans tn_local_spans(const struct tn_program *p, tn_value v, int32_t dim)
+{
+    struct tn_spans runs = { 1, { { 0, p->values[v].shape[dim] } } };
+    for (int32_t axis = p->mesh->n_axes - 1; axis >= 0; axis--) {
+        tn_placement place = p->values[v].place[axis];
+        if (TN_PLACE_KIND(place) == TN_PLACE_SHARD && TN_PLACE_DIM(place) == dim)
+            runs = cut(p, place, axis, &runs);
     }
-    return keep(index, 0, coord * (n / size), n / size);
+    return runs;
 }
 
 int64_t tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index)
 {
-    int64_t n = p->values[v].shape[dim];
-    for (int64_t i = 0; i < n; i++)
-        index[i] = i;
-    for (int32_t axis = p->mesh->n_axes - 1; axis >= 0; axis--) {
-        tn_placement place = p->values[v].place[axis];
-        if (TN_PLACE_KIND(place) == TN_PLACE_SHARD && TN_PLACE_DIM(place) == dim)
-            n = cut(p, place, axis, index, n);
-    }
+    struct tn_spans runs = tn_local_spans(p, v, dim);
+    int64_t n = 0;
+    for (int32_t i = 0; i < runs.n; i++)
+        for (int64_t k = 0; k < runs.run[i].count; k++)
+            index[n++] = runs.run[i].first + k;
     return n;
 }
 
