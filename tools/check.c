@@ -282,9 +282,12 @@ static void print_traffic(const struct report *report)
     printf("communication per step and rank\n");
     if (kind->n_traffic == 0)
         printf("  none\n");
-    for (size_t i = 0; i < kind->n_traffic; i++)
-        printf("  %-8s %-16s %6lld calls %12.2f MiB sent\n", report->job->mesh.axis[kind->traffic[i].axis].name,
-               tn_op_kind(kind->traffic[i].opcode)->name, (long long)kind->traffic[i].calls, kind->traffic[i].bytes / 1048576.0);
+    for (size_t i = 0; i < kind->n_traffic; i++) {
+        const struct traffic *traffic = &kind->traffic[i];
+        printf("  %-8s %-16s %6lld calls %12.2f MiB %s\n", report->job->mesh.axis[traffic->axis].name,
+               tn_op_kind(traffic->opcode)->name, (long long)traffic->calls, traffic->bytes / 1048576.0,
+               traffic->opcode == TN_OP_RECV ? "received" : "sent");
+    }
 }
 
 static void print_origin(const struct report *report)

@@ -1,7 +1,7 @@
 /* The strategy table: a strategy is a pass over the program.
  *
- * Functions are called in the order of this table, all [main], with the instance that
- * create made. place and lower run for each strategy in the order of the manifest's chain.
+ * Functions are called in the order of this table (away at any time from lower on), all [main],
+ * with the instance that create made. place and lower run for each strategy in the order of the manifest's chain.
  * A function that a strategy does not need is NULL. */
 #ifndef TENON_STRATEGY_H
 #define TENON_STRATEGY_H
@@ -61,8 +61,8 @@ struct tn_strategy {
     tn_status (*lower)(void *self, struct tn_program *program);
 
     /* The order of micro-batches on this rank's stages, every op of theirs once for each; at
-     * most one strategy of a chain has it. Writes at most `cap` slots, their number to *n. NULL: each micro-batch forward and
-     * backward, in turn. */
+     * most one strategy of a chain has it. Writes at most `cap` slots, their number to *n.
+     * NULL: each micro-batch forward and backward, in turn. */
     tn_status (*schedule)(void *self, const struct tn_program *program, int32_t micro_batches,
                           struct tn_slot *slots, uint32_t cap, uint32_t *n);
 

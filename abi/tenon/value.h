@@ -81,7 +81,7 @@ enum {
  *   shard(d)         dimension d is cut along the axis, slower axes first (outer to inner)
  *   flat             the local tensor, as one dimension, padded, is cut along the axis
  *   partial(sum|max) every rank holds a term; the value is their reduction
- * parts names a table of unequal shares (program.h, parts_new); 0 means equal shares. */
+ * parts names a table of unequal shares (program_edit.h, parts_new); 0 means equal shares. */
 typedef uint32_t tn_placement;
 
 enum { TN_PLACE_UNSET = 0, TN_PLACE_REPLICATE = 1, TN_PLACE_SHARD = 2, TN_PLACE_FLAT = 3,

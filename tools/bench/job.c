@@ -384,9 +384,10 @@ static void print_head(const struct replay *m, const json_t *traffic)
     printf("; communication of a step on rank 0:\n");
     for (size_t i = 0; i < json_array_size(traffic); i++) {
         const json_t *row = json_array_get(traffic, i);
-        printf("#   %-8s %-16s %6lld calls %12.2f MiB sent\n", json_string_value(json_object_get(row, "axis")),
-               json_string_value(json_object_get(row, "op")), (long long)json_integer_value(json_object_get(row, "calls")),
-               json_real_value(json_object_get(row, "bytes")) / 1048576.0);
+        const char *op = json_string_value(json_object_get(row, "op"));
+        printf("#   %-8s %-16s %6lld calls %12.2f MiB %s\n", json_string_value(json_object_get(row, "axis")), op,
+               (long long)json_integer_value(json_object_get(row, "calls")),
+               json_real_value(json_object_get(row, "bytes")) / 1048576.0, strcmp(op, "recv") ? "sent" : "received");
     }
 }
 
