@@ -3,8 +3,8 @@
  * Counts are elements per rank: all_gather and all_to_all take `count` elements for each
  * peer, reduce_scatter gives `count` to each. Buffers are dense. send == recv is in place
  * for all_reduce and broadcast; for all_gather in place send is recv + rank * count
- * elements; for reduce_scatter recv is send + rank * count elements. A count of 0 is legal
- * and still synchronises nothing but must not hang.
+ * elements; for reduce_scatter recv is send + rank * count elements. A count of 0 is legal:
+ * it synchronises nothing and must not hang.
  *
  * Every member of a comm enqueues the same collectives in the same order, from one thread.
  * Each call returns at once with a request; buffers belong to the backend until its request
@@ -72,7 +72,8 @@ struct tn_collective {
     tn_status (*init)(void *self, const struct tn_bootstrap *bootstrap, uint64_t timeout_ns);
 
     /* Memory that is fastest to communicate from. Collective over the world (with one_host over
-     * the ranks of each host), in the same order on all ranks; sizes may differ. 64-byte aligned, zeroed. [main] */
+     * the ranks of each host), in the same order on all ranks; sizes may differ. 64-byte aligned,
+     * zeroed. [main] */
     tn_status (*mem_alloc)(void *self, uint64_t bytes, void **memory);
     void (*mem_free)(void *self, void *memory);
 

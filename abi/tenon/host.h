@@ -27,8 +27,8 @@ struct tn_host {
     tn_status (*fail)(const struct tn_host *host, tn_status status, const char *fmt, ...)
         TN_PRINTF(3, 4);
 
-    /* [main] Reports one problem with a key of the plugin's manifest section, in check or
-     * create; the host adds file, line and section. `what` says what is wrong, `fix` what
+    /* [main] Reports one problem with a key of the plugin's manifest section, in create or check,
+     * or, where only the program tells, in a pass; the host adds file, line and section. `what` says what is wrong, `fix` what
      * would work. Any number may be reported; the job does not start if there is one. */
     void (*problem)(const struct tn_host *host, const char *key, const char *what,
                     const char *fix);

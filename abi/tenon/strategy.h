@@ -1,8 +1,8 @@
 /* The strategy table: a strategy is a pass over the program.
  *
  * Functions are called in the order of this table (away at any time from lower on), all [main],
- * with the instance that create made. place and lower run for each strategy in the order of the manifest's chain.
- * A function that a strategy does not need is NULL. */
+ * with the instance that create made. place and lower run for each strategy in the order of the
+ * manifest's chain. A function that a strategy does not need is NULL. */
 #ifndef TENON_STRATEGY_H
 #define TENON_STRATEGY_H
 

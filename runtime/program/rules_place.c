@@ -1,8 +1,8 @@
 /* Placement rules: the rows (inputs -> outputs) that an op allows on one axis.
  *
- * A row is written as one letter a value, "RR>R": R replicate, P partial(sum), M partial(max), F flat, a digit d or L (the last
- * dimension of the first input) shard(d), # each leading dimension of the first input in turn. Rows whose cuts do
- * not divide are left out, so that resolve only ever sees possible ones. Where a neighbour is cut in unequal parts
+ * A row is written as one letter a value, "RR>R": R replicate, P partial(sum), M partial(max), F flat, a digit d or L
+ * (the last dimension of the first input) shard(d), # each leading dimension of the first input in turn. Rows whose
+ * cuts do not divide are left out, so that resolve only ever sees possible ones. Where a neighbour is cut in unequal parts
  * or zigzag order on this axis, or wanted so, each row stands a second time with that cut. */
 #include "passes/resolve.h"
 #include "program/rules.h"

@@ -2,8 +2,8 @@
  *
  * Binding turns each op into an entry that holds its kernel, or its collective call with all arguments. The step
  * then neither allocates nor looks anything up: it waits where the plan says so, launches, starts communication and
- * copies between spaces, and goes on. Waiting is done in slices, so that a dead peer or a passed deadline ends the job with a message that
- * names the rank, the op and the group. */
+ * copies between spaces, and goes on. Waiting is done in slices, so that a dead peer or a passed deadline ends the job
+ * with a message that names the rank, the op and the group. */
 #ifndef TENON_EXEC_H
 #define TENON_EXEC_H
 

@@ -1,8 +1,9 @@
 /* trace: a layer that records every operation with its time, size, group and how long the rank waited for it.
  *
  * With option `file` each rank writes <file>.<rank>.jsonl, a line for each operation once it has ended (in a job of
- * several backends <file>.<backend>.<rank>.jsonl for each); without, a summary goes to stderr when the job ends. Everything passes through to the backend below, untouched. It is also the
- * smallest whole example of a collective plugin: docs/writing-a-backend.md walks through it. */
+ * several backends <file>.<backend>.<rank>.jsonl for each); without, a summary goes to stderr when the job ends.
+ * Everything passes through to the backend below, untouched. It is also the smallest whole example of a collective
+ * plugin: docs/writing-a-backend.md walks through it. */
 #include <tenon/collective.h>
 #include <tenon/plugin.h>
 
