@@ -137,7 +137,7 @@ class Refused(ContextTest):
     def test_heads(self):
         self.refused("[cp] size: 4 does not divide kv_heads = 2, which all_to_all deals out; use 1 or 2, or method = ring",
                      cp__size=4, cp__method="all_to_all")
-        self.refused("all_to_all deals kv_heads = 2 out over size = 2, of which other strategies have cut 2 parts", "tp, cp",
+        self.refused("[cp] method: all_to_all deals kv_heads = 2 out over size = 2, of which other strategies have cut 2 parts", "tp, cp",
                      cp__size=2, tp__size=2, cp__method="all_to_all")
 
     def test_order(self):

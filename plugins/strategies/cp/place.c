@@ -7,6 +7,7 @@
  *
  *     o, lse = attention(q, k, v)     =>     o, lse = cp.attention(q, k, v) axis=1
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "cp.h"
@@ -95,10 +96,12 @@ static void check_heads(const struct cp *cp, struct tn_program *program, int32_t
     static const char *const names[] = {"heads", "kv_heads"};
     for (int i = 0; i < 2; i++) {
         int64_t heads = cp->facts->get(cp->host, names[i], 0), ranks = cut_over(cp, program, names[i]);
-        if (heads > 0 && heads % (ranks * size) != 0)
-            cp->edit->error(program, 0, "all_to_all deals %s = %lld out over size = %d, of which other strategies have cut %lld "
-                            "parts; use sizes whose product divides it, or method = ring", names[i], (long long)heads, size,
-                            (long long)ranks);
+        if (heads == 0 || heads % (ranks * size) == 0)
+            continue;
+        char what[160];
+        snprintf(what, sizeof what, "all_to_all deals %s = %lld out over size = %d, of which other strategies have cut %lld parts",
+                 names[i], (long long)heads, size, (long long)ranks);
+        cp->host->problem(cp->host, "method", what, "use sizes whose product divides it, or method = ring");
     }
 }
 

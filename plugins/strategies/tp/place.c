@@ -3,6 +3,7 @@
  * Requires: a program with gradients, global shapes. Establishes: heads, kv_heads, mlp and
  * vocab cut along tp's axes, everything else whole, and wants for the residual stream, its
  * gradients, and the logits. Inserts no collective: resolve does. */
+#include <stdio.h>
 #include <string.h>
 
 #include "tp.h"
@@ -53,8 +54,10 @@ static void plan_vocab(struct placing *at)
         return;
     int32_t size = axes->size[largest];
     if (size > MOST_RANKS) {
-        at->tp->edit->error(at->program, 0, "a vocabulary of %lld cannot be cut over %d ranks; use at most %d",
-                            (long long)vocab, size, MOST_RANKS);
+        char what[128], fix[64];
+        snprintf(what, sizeof what, "a vocabulary of %lld cannot be cut over %d ranks", (long long)vocab, size);
+        snprintf(fix, sizeof fix, "use at most %d, or a vocabulary that divides", MOST_RANKS);
+        at->tp->host->problem(at->tp->host, "size", what, fix);
         return;
     }
     uneven_parts(vocab, size, parts);
