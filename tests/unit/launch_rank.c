@@ -5,7 +5,7 @@
  *   wait     joins, waits for a death (told on stderr, exit 1) or an interrupt (exit 0)
  *   hang     joins, then heeds neither; exit:N joins and exits; bare:N exits without joining
  *   die:N    joins and takes signal N;  brood: starts a child that sleeps, then waits
- *   quit:N   joins, waits for an interrupt and exits with N
+ *   quit:N   joins, waits for an interrupt and exits with N;  late:N exits a second after it joined
  *   slow     joins, and leaves half a second after the others may have left */
 #include <signal.h>
 #include <stdio.h>
@@ -93,6 +93,11 @@ static int behave(struct tn_rank *rank, const char *behaviour)
     if (strncmp(behaviour, "die", 3) == 0) {
         setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
         raise(n);
+    }
+    if (strncmp(behaviour, "late", 4) == 0) {
+        for (int i = 0; i < 500; i++)
+            nap();
+        return n;
     }
     while (strncmp(behaviour, "quit", 4) == 0) {
         if (tn_rank_interrupted())

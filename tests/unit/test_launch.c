@@ -324,7 +324,7 @@ static void test_join_server_dies(void **state)
 {
     char line[512];
     snprintf(line, sizeof line,
-             "export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%u; RANK=0 $0 2 exit:1& a=$!; RANK=1 $0 2 wait& "
+             "export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%u; RANK=0 $0 2 late:1& a=$!; RANK=1 $0 2 wait& "
              "b=$!; wait $a; wait $b", any_port());
     assert_int_equal(run(line), 1);
     expect("rank 0 is gone: its store at 127.0.0.1:");
