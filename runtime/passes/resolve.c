@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "passes/passes.h"
 
 /* What was converted to what on the axis at hand. */
 struct conversion {
@@ -30,6 +31,7 @@ struct conversion {
 struct resolver {
     struct tn_program *p;
     int32_t axis;
+    int64_t to_come;          /* parts that axes which cut flat, resolved later, will cut the batch in */
     struct conversion **done; /* by value */
     size_t cap;
 };
@@ -49,14 +51,29 @@ const char *tn_placement_text(tn_placement placement, char buf[48])
     }
 }
 
-/* Cost of a conversion in bytes moved per rank; INFINITY where there is none. *steps counts collectives and slices. */
-static double conversion_cost(const struct tn_program *p, tn_value v, int32_t axis, tn_placement from, tn_placement to, int *steps)
+/* A cut of the first dimension of an activation, its batch, leaves whole parts for the axes to come. */
+static int leaves_batch(const struct resolver *r, tn_value v, tn_placement to)
 {
+    const struct tn_value_data *value = &r->p->values[v];
+    if (r->to_come == 1 || TN_PLACE_DIM(to) != 0 || value->like || value->rank < 2)
+        return 1;
+    int64_t parts = r->to_come * r->p->mesh->axis[r->axis].size;
+    for (int32_t other = 0; other < r->p->mesh->n_axes; other++)
+        if (other != r->axis && value->place[other] == TN_SHARD(0))
+            parts *= r->p->mesh->axis[other].size;
+    return value->shape[0] % parts == 0;
+}
+
+/* Cost of a conversion in bytes moved per rank; INFINITY where there is none. *steps counts collectives and slices. */
+static double conversion_cost(const struct resolver *r, tn_value v, tn_placement from, tn_placement to, int *steps)
+{
+    const struct tn_program *p = r->p;
+    int32_t axis = r->axis;
     if (from == to || from == TN_PLACE_UNSET)
         return 0;
     uint32_t a = TN_PLACE_KIND(from), b = TN_PLACE_KIND(to);
     double bytes = (double)tn_elements(p->values[v].shape, p->values[v].rank) * tn_dtype_bytes(p->values[v].dtype);
-    if (b == TN_PLACE_SHARD && !tn_placement_fits(p, v, axis, to))
+    if (b == TN_PLACE_SHARD && !(tn_placement_fits(p, v, axis, to) && leaves_batch(r, v, to)))
         return INFINITY;
     for (int32_t other = 0; other < p->mesh->n_axes; other++) /* a flat part has no dimensions left to cut */
         if (other != axis && TN_PLACE_KIND(p->values[v].place[other]) == TN_PLACE_FLAT &&
@@ -203,19 +220,44 @@ static double row_cost(const struct resolver *r, tn_op op, const struct tn_row *
             return INFINITY;
         if (from != to && converted(r, o->in[i], to))
             continue;
-        cost += conversion_cost(p, o->in[i], r->axis, from, to, steps);
+        cost += conversion_cost(r, o->in[i], from, to, steps);
     }
     for (uint32_t i = 0; i < o->n_out; i++) {
         const struct tn_value_data *out = &p->values[o->out[i]];
         tn_placement to = row->out[i], want = out->want[r->axis];
         if (want != TN_PLACE_UNSET && to != want)
-            cost += conversion_cost(p, o->out[i], r->axis, to, want, steps);
+            cost += conversion_cost(r, o->out[i], to, want, steps);
         *liked += want != TN_PLACE_UNSET && to == want;
         /* a gradient best lies as its param does, where that costs nothing */
         if (out->like && to == p->values[out->like].place[r->axis])
             ++*liked;
     }
     return cost;
+}
+
+/* Where a strategy wants a cut of v, or of what v was converted from, that does not divide: says so; else says nothing. */
+static int add_unfit_want(const struct resolver *r, tn_value v, struct tn_buf *buf)
+{
+    const struct tn_program *p = r->p;
+    while (p->values[v].def && tn_op_is_comm(p->ops[p->values[v].def].opcode))
+        v = p->ops[p->values[v].def].in[0];
+    const struct tn_value_data *value = &p->values[v];
+    tn_placement want = value->want[r->axis];
+    if (TN_PLACE_KIND(want) != TN_PLACE_SHARD || TN_PLACE_DIM(want) >= value->rank || tn_placement_fits(p, v, r->axis, want))
+        return 0;
+    int64_t multiple = 1;
+    char text[48];
+    tn_buf_printf(buf, "; %s on axis %s is wanted of %s, but dimension %d, %lld elements, is cut", tn_placement_text(want, text),
+                  p->mesh->axis[r->axis].name, value->name, TN_PLACE_DIM(want), (long long)value->shape[TN_PLACE_DIM(want)]);
+    for (int32_t axis = 0; axis < p->mesh->n_axes; axis++) {
+        tn_placement cut = TN_PLACE_KIND(value->place[axis]) == TN_PLACE_SHARD ? value->place[axis] : value->want[axis];
+        if (TN_PLACE_KIND(cut) != TN_PLACE_SHARD || TN_PLACE_DIM(cut) != TN_PLACE_DIM(want) || p->mesh->axis[axis].size == 1)
+            continue;
+        tn_buf_printf(buf, "%s %s = %d", multiple == 1 ? " by" : " and", p->mesh->axis[axis].name, p->mesh->axis[axis].size);
+        multiple *= p->mesh->axis[axis].size;
+    }
+    tn_buf_printf(buf, "; a multiple of %lld would work", (long long)multiple);
+    return 1;
 }
 
 /* Names the op, the makers of its inputs and their placements. */
@@ -237,8 +279,13 @@ static void refuse(struct resolver *r, tn_op op, int n_rows)
         tn_buf_printf(&buf, " is %s%s%s", tn_placement_text(v->place[r->axis], text), v->placed_by[r->axis] ? " by " : "",
                       v->placed_by[r->axis] ? v->placed_by[r->axis] : "");
     }
+    int unfit = 0;
+    for (uint32_t i = 0; i < o->n_out && !unfit; i++)
+        unfit = add_unfit_want(r, o->out[i], &buf);
+    for (uint32_t i = 0; i < o->n_in && !unfit; i++)
+        unfit = o->in[i] && add_unfit_want(r, o->in[i], &buf);
     tn_program_error(p, op, "no rule of %s fits on axis %s: %s%s", tn_op_kind(o->opcode)->name, p->mesh->axis[r->axis].name,
-                     buf.text, n_rows ? "" : "; its sizes do not divide, or a strategy must replace it");
+                     buf.text, unfit || n_rows ? "" : "; its sizes do not divide, or a strategy must replace it");
     tn_buf_finish(&buf);
 }
 
@@ -341,7 +388,7 @@ static void gather_outputs(struct resolver *r)
         p->at_stage = p->ops[p->values[v].def].stage;
         tn_placement from = p->values[v].place[r->axis];
         int steps = 0;
-        if (!isfinite(conversion_cost(p, v, r->axis, from, TN_REPLICATE, &steps))) {
+        if (!isfinite(conversion_cost(r, v, from, TN_REPLICATE, &steps))) {
             tn_program_error(p, p->values[v].def, "this output cannot be made whole on axis %s", p->mesh->axis[r->axis].name);
             continue;
         }
@@ -374,13 +421,13 @@ static int cuts_flat(const struct tn_program *p, int32_t axis)
     return 0;
 }
 
-static void resolve_axis(struct tn_program *p, int32_t axis)
+static void resolve_axis(struct tn_program *p, int32_t axis, int64_t to_come)
 {
     if (p->mesh->axis[axis].size == 1 || p->mesh->axis[axis].stages) {
         resolve_trivial(p, axis);
         return;
     }
-    struct resolver r = { .p = p, .axis = axis };
+    struct resolver r = { .p = p, .axis = axis, .to_come = to_come };
     r.done = tn_arena_grow(&p->arena, NULL, sizeof *r.done, &r.cap, p->n_values + 1);
     for TN_EACH_OP(p, op)
         resolve_op(&r, op);
@@ -395,10 +442,13 @@ void tn_resolve(struct tn_program *p)
         return;
     /* Slow axes first: what an inner axis may cut depends on what the outer ones left (one key head a rank). Flat cuts
      * last: they cut what all others have left. */
+    int64_t to_come = 1;
+    for (int32_t axis = 0; axis < p->mesh->n_axes; axis++)
+        to_come *= cuts_flat(p, axis) ? p->mesh->axis[axis].size : 1;
     for (int flat = 0; flat < 2; flat++)
         for (int32_t axis = p->mesh->n_axes - 1; axis >= 0; axis--)
             if (cuts_flat(p, axis) == flat)
-                resolve_axis(p, axis);
+                resolve_axis(p, axis, flat ? 1 : to_come);
     if (p->n_errors)
         return;
     for (tn_op op = p->first, next; op; op = next) {

@@ -3,13 +3,15 @@
 
     matrix.py RUN SUITE [--backends NAME...] [--table FILE] [--only WORDS] [--keep]
     matrix.py covers
+    matrix.py apart TENON
     matrix.py page FILE...
 
 Trains tiny models in every layout of the suite with RUN (run.c) and compares each with one rank that computes the
 batch in one part: initial parameters bit for bit, loss and gradient norm of every step on every rank, parameters
 after the last step on every rank, validation losses and the closing sample. --table writes what ran and how far it
 was off, `page` makes docs/equivalence.md from such tables. --only runs the layouts whose text has all the words;
---keep leaves the files and says where. `covers` fails if two ways of strategies are together in no layout.
+--keep leaves the files and says where. `covers` fails if two ways of strategies are together in no layout,
+`apart` if TENON check takes what cannot be together, or does not say why.
 """
 
 import argparse
@@ -378,6 +380,10 @@ SUITES = {"backends": backend_suite, "context": context_suite, "offload": offloa
           "mixed": mixed_suite, "bf16": bf16_suite, "sharded": sharded_suite, **mixes.SUITES}
 
 
+def all_groups():
+    return [group for name, suite in SUITES.items() if name != "backends" for group in suite()]
+
+
 # Runs.
 
 def write_dataset(path, tokens, lengths, documents):
@@ -595,8 +601,26 @@ def summary(texts):
     return "; ".join(f"{key} {', '.join(v)}" for key, v in values.items())
 
 
+def together():
+    """What is together in some layout, and what is refused."""
+    groups = all_groups()
+    found, possible = mixes.triples(groups)
+    meaningless = "".join(f"| {a} | {b} | {why} |\n" for (a, b), why in mixes.IMPOSSIBLE.items())
+    reasons = {}
+    for one in mixes.apart():
+        reasons.setdefault(one.why, []).append(one.what)
+    refused = "".join(f"| {'; '.join(what)} | {why} |\n" for why, what in reasons.items())
+    return (f"\n## Together\n\nEvery pair of two features from different rows of this table is in one layout below at least, pairs\n"
+            f"without bf16 in fp32: {len(mixes.must_have()) - len(mixes.uncovered(groups))} of {len(mixes.must_have())}. "
+            f"Of {possible} triples of ways of strategies {found} are. A test fails if a pair is lost.\n\n| | |\n|---|---|\n"
+            + "".join(f"| {kind} | {', '.join(features)} |\n" for kind, features in mixes.KINDS.items()) +
+            f"\nPairs that mean nothing:\n\n| | | |\n|---|---|---|\n{meaningless}\n## Not together\n\n`tenon check` refuses these, with "
+            f"what would work, which a test holds it to. No two strategies\nexclude each other: orders do, and sizes.\n\n"
+            f"| | because |\n|---|---|\n{refused}")
+
+
 def page(files):
-    text = PAGE_HEAD
+    text = PAGE_HEAD + together()
     for name in files:
         table = json.loads(pathlib.Path(name).read_text())
         text += (f"\n## {table['suite']}\n\n| trained | layouts | loss | norm | parameter | all |\n"
@@ -617,10 +641,10 @@ def numbers(precision):
 PAGE_HEAD = f"""\
 # Equivalence
 
-Whatever the layout, training is the one-rank run. tests/equivalence trains two-layer models (four-layer ones for pipelines) for {STEPS} steps in every
-layout below and compares each with one rank that computes the batch in one part: initial parameters are the same bit
-for bit, losses, gradient norms and parameters within these bounds, on every rank. The figures are the worst deviation
-of any layout, step and rank in one run of the tests.
+Whatever the layout, training is the one-rank run. tests/equivalence trains models of two to seven layers for {STEPS} steps in
+every layout below and compares each with one rank that computes the batch in one part: initial parameters are the same
+bit for bit, losses, gradient norms and parameters within these bounds, on every rank. The figures are the worst
+deviation of any layout, step and rank in one run of the tests.
 
 | | loss | norm | parameter | all |
 |---|---|---|---|---|
@@ -630,10 +654,11 @@ of any layout, step and rank in one run of the tests.
 loss, norm: of each step, relative. parameter: one element after the last step, beside its tensor's largest, or beside
 steps x lr if that is more. all: root mean square over the elements of all parameters, beside steps x lr.
 
-Why bf16 needs as much as this is derived in tests/equivalence/matrix.py, which also makes this page:
+Why bf16 needs as much as this is derived in tests/equivalence/layouts.py. The tests leave their tables in the build folder,
+of which matrix.py makes this page:
 
     cd build/tests/equivalence
-    ../../../tests/equivalence/matrix.py page gpt2.json llama.json mixed.json bf16.json sharded.json pipeline.json context.json
+    ../../../tests/equivalence/matrix.py page {{gpt2,llama,mixed,bf16,sharded,pipeline,context,offload,pairs,large}}.json
 
 `sp`: sequence_parallel; `parts`: micro-batches, 1 where nothing is said; `dp first`: dp is the fastest axis; `chain`:
 strategies in order.
@@ -642,7 +667,7 @@ strategies in order.
 
 def covers():
     """Fails, and says which pairs are missing, unless each is in some layout."""
-    groups = [group for name, suite in SUITES.items() if name != "backends" for group in suite()]
+    groups = all_groups()
     missing = mixes.uncovered(groups)
     for pair in missing:
         print(f"no layout has both {pair[0]} and {pair[1]}")
@@ -651,12 +676,29 @@ def covers():
     return 1 if missing else 0
 
 
+def check_apart(tenon):
+    """Fails unless each of mixes.apart() is refused with its reason, exit code 2."""
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="tenon-equivalence-") as folder:
+        runner = Runner(tenon, pathlib.Path(folder))
+        for one in mixes.apart():
+            flags = as_flags({**one.training, **one.layout.overrides})
+            code, out, err = run([tenon, "check", str(runner.folder / "job.ini"), *flags], runner.env)
+            if code != 2 or not re.search(one.says, err):
+                failed += 1
+                print(f"FAIL  {one.what}: exit code {code}, not {one.says!r}\n{err}\n      {shlex.join(flags)}")
+    print(f"{len(mixes.apart()) - failed} of {len(mixes.apart())} refused with their reason")
+    return 1 if failed else 0
+
+
 def main():
     if sys.argv[1:2] == ["page"]:
         print(page(sys.argv[2:]), end="")
         return 0
     if sys.argv[1:2] == ["covers"]:
         return covers()
+    if sys.argv[1:2] == ["apart"]:
+        return check_apart(sys.argv[2])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("suite", choices=SUITES)

@@ -131,6 +131,44 @@ def triples(groups):
     return len(found.intersection(possible)), len(possible)
 
 
+# What is refused: each with what `tenon check` says of it.
+
+class Apart:
+    def __init__(self, what, why, says, layout, **training):
+        self.what, self.why, self.says, self.layout = what, why, says, layout
+        self.training = {**LLAMA, **UNTIED, "gpt.layers": 4, **{key.replace("__", "."): v for key, v in training.items()}}
+
+
+def apart():
+    return [
+        Apart("cp before tp in the chain", "cp deals out the heads that tp has left", "cp must come after tp", Chain("cp, tp", cp=2, tp=2)),
+        *(Apart(f"{other} before ckpt in the chain", f"{other} brings again, for the backward pass, what ckpt's copies use",
+                rf"{other} must come after ckpt|ckpt must come before {other}", Chain(f"{other}, ckpt", **{other: 2}))
+          for other in ("tp", "cp", "fsdp")),
+        *(Apart(f"pp before {other} in the chain", "pp cuts the program that all others have made", rf"pp must come after {other}",
+                Chain(f"pp, {other}", pp=2, **{other: 2})) for other in ("tp", "cp", "dp", "fsdp")),
+        Apart("pp before ckpt in the chain", "pp cuts the program that all others have made", "pp must come after ckpt", Chain("pp, ckpt", pp=2)),
+        *(Apart(f"offload before {other} in the chain", "offload moves what all others have left", rf"offload must come after {other}",
+                Chain(f"offload, {other}", **{other: 2} if other != "ckpt" else {})) for other in ("tp", "cp", "dp", "fsdp", "pp", "ckpt")),
+        Apart("cp by all_to_all beside tp, where their product does not divide heads and kv_heads",
+              "each rank has whole heads; the ring takes any number", r"all_to_all deals kv_heads = 4 .* or method = ring",
+              Chain("tp, cp", tp=2, cp=4, **EXCHANGE)),
+        Apart("cp beside tp with sequence_parallel, where their product does not divide the sequence",
+              "each rank has as many tokens", r"is cut by tp = 8 and cp = 4; a multiple of 32 would work",
+              Chain("tp, cp", tp=8, cp=4, **SP), gpt__kv_heads=8),
+        Apart("dp beside fsdp, where their product does not divide the sequences of a micro-batch",
+              "each rank has as many sequences, or dp's shares", r"dimension 0 \(batch\) is 2, and must be a multiple of 4",
+              Chain("fsdp, dp", 4, fsdp=2, dp=2)),
+        Apart("pp with more stages than layers, interleaved with more stages of all ranks", "a stage has a layer at least",
+              r"2 ranks with 3 stages each are 6 stages, for 4 layers", Chain("pp", 6, pp=2, pp__chunks=3, **INTERLEAVED), data__batch=12),
+        Apart("pp's chunks with another schedule than interleaved", "only that one runs several stages a rank",
+              "leave it out, or use schedule = interleaved", Chain("pp", 2, pp=2, pp__chunks=2)),
+        Apart("ckpt's and offload's tags, where both name the same", "an activation is made again or moved, not both",
+              r"\[offload\] tags: .* take norm out", Chain("ckpt, offload", ckpt__tags="norm", offload__tags="norm")),
+        Apart("offload's keep and share", "both say how much moves", "give one of the two", Chain("offload", offload__keep="1M", offload__share=0.5)),
+    ]
+
+
 # The suites.
 
 SP, SEPARATE = {"tp__sequence_parallel": "on"}, {"data.documents": "separate"}
@@ -212,6 +250,8 @@ def large_suite():
             Chain("tp, cp, fsdp", tp=4, cp=2, fsdp=2, **SP, **GRADIENTS),
             Chain("ckpt, tp, cp, pp", 2, tp=4, cp=2, pp=2, **GATHER, **ZERO_BUBBLE),
             Chain("ckpt, tp, dp, pp, offload", 2, tp=4, dp=2, pp=2, **SP, **INTERLEAVED, **FULL, **away("host", "disk"))]),
+        Group("llama, one key head, biases, normed heads", {**QWEN, **UNTIED, **MASKED, "gpt.kv_heads": 1, "data.batch": 24}, [
+            Chain("ckpt, tp, fsdp", 4, tp=2, fsdp=2, **SP, **FULL)]),  # a micro-batch that only one of the two divides
         Group("llama, grouped heads, odd sizes", {**llama, **odd_sizes}, [
             Chain("tp, fsdp, pp", 4, tp=2, fsdp=3, pp=2, **ZERO_BUBBLE),
             Chain("ckpt, tp, dp, pp", 2, tp=2, dp=2, pp=3, dp__shares="2, 1", pp__layers="1, 3, 1", **SP)]),
