@@ -1,0 +1,284 @@
+/* Operations: what is called in which order on the streams of a group, and when it is done. */
+#include "backend.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static struct tn_request *request_new(struct tn_comm *c)
+{
+    const struct tn_host *host = c->nccl->host;
+    struct tn_request *r = c->unused, *next_made = NULL;
+    cudaEvent_t done = NULL;
+    if (r) {
+        c->unused = r->next;
+        next_made = r->next_made;
+        done = r->done;
+    } else {
+        r = host->alloc(host, sizeof *r);
+        if (!r || cudaEventCreateWithFlags(&done, cudaEventDisableTiming) != cudaSuccess) {
+            host->release(host, r);
+            return NULL;
+        }
+        next_made = c->made;
+        c->made = r;
+    }
+    *r = (struct tn_request){ .comm = c, .next_made = next_made, .done = done };
+    return r;
+}
+
+static void recycle(struct tn_request *r)
+{
+    r->next = r->comm->unused;
+    r->comm->unused = r;
+}
+
+static int is_on_gpu(const void *p)
+{
+    struct cudaPointerAttributes of;
+    return !p || (cudaPointerGetAttributes(&of, p) == cudaSuccess &&
+                  (of.type == cudaMemoryTypeDevice || of.type == cudaMemoryTypeManaged));
+}
+
+static tn_status check(struct tn_comm *c, const struct tn_request *r, const struct tn_queue *q)
+{
+    const struct tn_host *host = c->nccl->host;
+    int reduces = r->op == OP_ALL_REDUCE || r->op == OP_REDUCE_SCATTER;
+    if (!c->failed && atomic_load(&c->aborted))
+        (void)nccl_fail_comm(c, NULL, TN_ABORTED, "it was aborted");
+    if (c->failed)
+        return host->fail(host, c->failed, "group %s has failed: %s", c->name, c->error_text);
+    if (!nccl_dtype_bytes(r->dtype) || (reduces && r->red > TN_RED_MAX) || r->peer < 0 || r->peer >= c->n)
+        return host->fail(host, TN_INVALID, "nccl: %s of group %s: dtype %u, reduction %u, member %d are not possible",
+                          nccl_op_name(r->op), c->name, r->dtype, r->red, (int)r->peer);
+    if (q)
+        return host->fail(host, TN_UNSUPPORTED, "nccl: the queue of this device is no CUDA stream");
+    if (r->count && (!is_on_gpu(r->send) || !is_on_gpu(r->recv)))
+        return host->fail(host, TN_INVALID, "nccl: %s of group %s: the buffer is not in GPU memory",
+                          nccl_op_name(r->op), c->name);
+    return TN_OK;
+}
+
+static ncclResult_t exchange(struct tn_request *r, ncclDataType_t type)
+{
+    struct tn_comm *c = r->comm;
+    uint64_t block = r->count * nccl_dtype_bytes(r->dtype);
+    ncclResult_t result = ncclGroupStart();
+    for (int32_t i = 0; i < c->n && result == ncclSuccess; i++) {
+        result = ncclSend((const char *)r->send + (uint64_t)i * block, r->count, type, i, c->collectives, c->stream);
+        if (result == ncclSuccess)
+            result = ncclRecv((char *)r->recv + (uint64_t)i * block, r->count, type, i, c->collectives, c->stream);
+    }
+    ncclResult_t ended = ncclGroupEnd();
+    return result == ncclSuccess ? ended : result;
+}
+
+static ncclResult_t begin(struct tn_request *r)
+{
+    struct tn_comm *c = r->comm;
+    ncclDataType_t type = nccl_dtypes[r->dtype].type;
+    ncclRedOp_t red = r->red == TN_RED_MAX ? ncclMax : ncclSum;
+    switch (r->op) {
+    case OP_ALL_REDUCE:
+        return ncclAllReduce(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
+    case OP_ALL_GATHER:
+        return ncclAllGather(r->send, r->recv, r->count, type, c->collectives, c->stream);
+    case OP_REDUCE_SCATTER:
+        return ncclReduceScatter(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
+    case OP_ALL_TO_ALL:
+        return exchange(r, type);
+    case OP_BROADCAST:
+        return ncclBroadcast(r->send, r->recv, r->count, type, r->peer, c->collectives, c->stream);
+    default:
+        return ncclAllReduce(c->word, c->word, 1, ncclInt32, ncclMax, c->collectives, c->stream);
+    }
+}
+
+static ncclResult_t message(struct tn_request *r)
+{
+    const struct tn_comm *c = r->comm;
+    ncclDataType_t type = nccl_dtypes[r->dtype].type;
+    return r->op == OP_SEND ? ncclSend(r->send, r->count, type, r->peer, c->messages, c->message_stream)
+                            : ncclRecv(r->recv, r->count, type, r->peer, c->messages, c->message_stream);
+}
+
+/* All messages that wait, as one group: each may need another one of it to have begun. */
+static tn_status begin_messages(struct tn_comm *c)
+{
+    struct tn_request *first = NULL;
+    while (c->waiting) { /* turned round: in the order of the calls */
+        struct tn_request *r = c->waiting;
+        c->waiting = r->next;
+        r->next = first;
+        first = r;
+    }
+    if (!first)
+        return TN_OK;
+    ncclResult_t result = ncclGroupStart();
+    for (struct tn_request *r = first; r && result == ncclSuccess; r = r->next)
+        result = message(r);
+    ncclResult_t ended = ncclGroupEnd();
+    tn_status status;
+    const char *why = nccl_settle(c->nccl, c->messages, result == ncclSuccess ? ended : result, UINT64_MAX, &status);
+    if (why)
+        return nccl_fail_comm(c, first, status, why);
+    for (struct tn_request *r = first; r; r = r->next) {
+        r->is_begun = 1;
+        cudaEventRecord(r->done, c->message_stream);
+    }
+    return TN_OK;
+}
+
+static tn_status call(struct tn_comm *c, struct tn_request what, const struct tn_queue *q, struct tn_request **out)
+{
+    struct nccl *b = c->nccl;
+    tn_status status = check(c, &what, q);
+    if (status != TN_OK)
+        return status;
+    struct tn_request *r = request_new(c);
+    if (!r)
+        return b->host->fail(b->host, TN_NO_MEMORY, "nccl: no memory for a request");
+    what.next_made = r->next_made;
+    what.done = r->done;
+    what.comm = c;
+    *r = what;
+    *out = r;
+    if (r->op == OP_SEND || r->op == OP_RECV) {
+        r->next = c->waiting;
+        c->waiting = r;
+        return TN_OK;
+    }
+    r->number = c->number++;
+    r->is_begun = 1;
+    if (r->count || r->op == OP_BARRIER) {
+        const char *why = nccl_settle(b, c->collectives, begin(r), UINT64_MAX, &status);
+        if (why) {
+            recycle(r);
+            return nccl_fail_comm(c, &what, status, why);
+        }
+    }
+    cudaEventRecord(r->done, c->stream);
+    return TN_OK;
+}
+
+#define CALL(c, q, r, ...) return call(c, (struct tn_request){ __VA_ARGS__ }, q, r)
+
+tn_status nccl_all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                          uint32_t red, struct tn_queue *q, struct tn_request **r)
+{
+    CALL(c, q, r, .op = OP_ALL_REDUCE, .send = send, .recv = recv, .count = count, .dtype = dtype, .red = red);
+}
+
+tn_status nccl_all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                          struct tn_queue *q, struct tn_request **r)
+{
+    CALL(c, q, r, .op = OP_ALL_GATHER, .send = send, .recv = recv, .count = count, .dtype = dtype);
+}
+
+tn_status nccl_reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                              uint32_t red, struct tn_queue *q, struct tn_request **r)
+{
+    CALL(c, q, r, .op = OP_REDUCE_SCATTER, .send = send, .recv = recv, .count = count, .dtype = dtype, .red = red);
+}
+
+tn_status nccl_all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                          struct tn_queue *q, struct tn_request **r)
+{
+    CALL(c, q, r, .op = OP_ALL_TO_ALL, .send = send, .recv = recv, .count = count, .dtype = dtype);
+}
+
+tn_status nccl_broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                         int32_t root, struct tn_queue *q, struct tn_request **r)
+{
+    CALL(c, q, r, .op = OP_BROADCAST, .send = send, .recv = recv, .count = count, .dtype = dtype, .peer = root);
+}
+
+tn_status nccl_send_to(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
+                       struct tn_queue *q, struct tn_request **r)
+{
+    CALL(c, q, r, .op = OP_SEND, .send = data, .count = count, .dtype = dtype, .peer = to);
+}
+
+tn_status nccl_recv_from(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
+                         struct tn_queue *q, struct tn_request **r)
+{
+    CALL(c, q, r, .op = OP_RECV, .recv = data, .count = count, .dtype = dtype, .peer = from);
+}
+
+tn_status nccl_barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
+{
+    CALL(c, q, r, .op = OP_BARRIER, .dtype = TN_U8);
+}
+
+/* ---- test and wait ---- */
+
+tn_status nccl_test(struct tn_request *r)
+{
+    struct tn_comm *c = r->comm;
+    struct nccl *b = c->nccl;
+    tn_status status = c->failed ? c->failed : begin_messages(c);
+    cudaError_t state = status == TN_OK ? cudaEventQuery(r->done) : cudaSuccess;
+    if (status == TN_OK && state == cudaErrorNotReady) {
+        ncclResult_t result = ncclSuccess;
+        ncclCommGetAsyncError(r->op == OP_SEND || r->op == OP_RECV ? c->messages : c->collectives, &result);
+        if (result == ncclSuccess || result == ncclInProgress) {
+            if (!atomic_load(&c->aborted) && !nccl_is_time_to_look(b))
+                return TN_PENDING;
+            if (nccl_is_aborted(c))
+                status = nccl_fail_comm(c, r, TN_ABORTED, "it was aborted");
+            else if (b->bootstrap.poll(b->bootstrap.ctx) == TN_PEER)
+                status = nccl_fail_comm(c, r, TN_PEER, "a rank of the job has died");
+            else
+                return TN_PENDING;
+        } else {
+            status = nccl_fail_comm(c, r, TN_ERROR, ncclGetErrorString(result));
+        }
+    } else if (status == TN_OK && state != cudaSuccess) {
+        status = nccl_fail_comm(c, r, TN_ERROR, cudaGetErrorString(state));
+    } else if (status != TN_OK) {
+        status = b->host->fail(b->host, status, "%s", c->error_text);
+    }
+    recycle(r);
+    return status;
+}
+
+tn_status nccl_wait_for(struct tn_request *r, uint64_t timeout_ns)
+{
+    struct tn_comm *c = r->comm;
+    uint64_t deadline_ns = nccl_deadline_after(timeout_ns);
+    for (;;) {
+        tn_status status = nccl_test(r);
+        if (status != TN_PENDING)
+            return status;
+        if (nccl_now_ns() >= deadline_ns) {
+            snprintf(c->error_text, sizeof c->error_text, "nccl: %s number %" PRIu64 " of group %s: some member is missing",
+                     nccl_op_name(r->op), r->number, c->name);
+            c->error = (struct tn_comm_error){ .struct_size = sizeof c->error, .peer = -1, .op_number = r->number,
+                                               .bytes = r->count * nccl_dtype_bytes(r->dtype), .op = nccl_op_name(r->op),
+                                               .message = c->error_text };
+            return c->nccl->host->fail(c->nccl->host, TN_TIMEOUT, "%s", c->error_text);
+        }
+        for (struct tn_comm *other = c->nccl->comms; other; other = other->next)
+            if (!other->failed)
+                (void)begin_messages(other);
+        nccl_nap();
+    }
+}
+
+void nccl_progress(void *self)
+{
+    struct nccl *b = self;
+    for (struct tn_comm *c = b->comms; c; c = c->next)
+        if (!c->failed)
+            (void)begin_messages(c);
+}
+
+tn_status nccl_last_error(struct tn_comm *c, struct tn_comm_error *error)
+{
+    uint32_t bytes = error->struct_size < sizeof c->error ? error->struct_size : (uint32_t)sizeof c->error;
+    if (!c->error.message)
+        return TN_NOT_FOUND;
+    memcpy(error, &c->error, bytes);
+    error->struct_size = bytes;
+    return TN_OK;
+}
