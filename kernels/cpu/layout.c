@@ -107,9 +107,8 @@ static tn_status bind_part(struct cpu *cpu, const struct tn_op_desc *op, struct 
     k->run = slice ? run_slice : run_unslice;
     k->i[LAYOUT_DIM] = dim;
     if (dim < 0) {
-        int64_t coord = cpu_attr_i(op, "coord", -1);
-        CPU_REQUIRE(coord >= 0, "the coordinate on the axis (coord) for a flat part");
-        k->i[LAYOUT_START] = coord * cpu_elements(part);
+        CPU_REQUIRE(part->rank == 1 && part->offset[0] >= 0, "a flat part in one dimension");
+        k->i[LAYOUT_START] = part->offset[0]; /* not coord parts of this size: the last one may be shorter */
         return TN_OK;
     }
     CPU_REQUIRE(dim < whole->rank, "a dim of its tensors");

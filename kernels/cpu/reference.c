@@ -475,10 +475,9 @@ static void part(const struct tn_op_desc *op)
 {
     const struct tn_tensor *x = in(op, 0), *y = out(op, 0);
     int32_t dim = (int32_t)cpu_attr_i(op, "dim", 0);
-    int64_t coord = cpu_attr_i(op, "coord", 0), sign = op->opcode == TN_OP_SLICE ? 1 : -1;
-    int64_t n = cpu_elements(op->opcode == TN_OP_SLICE ? y : x);
+    int64_t flat = op->opcode == TN_OP_SLICE ? y->offset[0] : -x->offset[0];
     for (int64_t i = 0; i < cpu_elements(y); i++) {
-        int64_t index = i + sign * coord * n, place = index, end = cpu_elements(x);
+        int64_t index = i + flat, place = index, end = cpu_elements(x);
         if (dim >= 0) {
             place = along(y, i, dim, x, y->offset[dim] - x->offset[dim], &index);
             end = x->shape[dim];

@@ -252,6 +252,8 @@ def large_suite():
             Chain("ckpt, tp, dp, pp, offload", 2, tp=4, dp=2, pp=2, **SP, **INTERLEAVED, **FULL, **away("host", "disk"))]),
         Group("llama, one key head, biases, normed heads", {**QWEN, **UNTIED, **MASKED, "gpt.kv_heads": 1, "data.batch": 24}, [
             Chain("ckpt, tp, fsdp", 4, tp=2, fsdp=2, **SP, **FULL)]),  # a micro-batch that only one of the two divides
+        Group("llama, biases, tied", {**QWEN, **TIED, "data.batch": 24}, [
+            Chain("cp, fsdp", 2, cp=4, fsdp=3, **EXCHANGE)]),  # gradients of biases are whole before fsdp cuts them, in no equal parts
         Group("llama, grouped heads, odd sizes", {**llama, **odd_sizes}, [
             Chain("tp, fsdp, pp", 4, tp=2, fsdp=3, pp=2, **ZERO_BUBBLE),
             Chain("ckpt, tp, dp, pp", 2, tp=2, dp=2, pp=3, dp__shares="2, 1", pp__layers="1, 3, 1", **SP)]),
