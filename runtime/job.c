@@ -7,12 +7,14 @@
 #include "passes/resolve.h"
 
 /* What happens after every arrow. 1: go on. */
-static int arrow(struct tn_job *job, struct tn_compiled *c, struct tn_program *p, const char *stage, const struct tn_watch *watch)
+static int arrow(struct tn_job *job, struct tn_compiled *c, struct tn_program *p, const char *stage,
+                 const struct tn_watch *watch)
 {
     if (p->n_errors == 0)
         tn_program_verify(p, stage);
     for (size_t i = 0; i < p->n_errors; i++)
-        tn_diag_add(&job->diag, (struct tn_where){ .file = job->manifest.path }, NULL, "after %s: %s", stage, p->errors[i]);
+        tn_diag_add(&job->diag, (struct tn_where){ .file = job->manifest.path }, NULL, "after %s: %s", stage,
+                    p->errors[i]);
     if (p->n_errors)
         return 0;
     const struct tn_plan *plan = strcmp(stage, "bound") == 0 ? &c->plan : NULL;
@@ -77,7 +79,8 @@ void tn_job_schedule(struct tn_job *job, const struct tn_program *p, struct tn_p
         if (strategy->schedule(instance->self, p, micro_batches, slots, cap, &n) != TN_OK)
             tn_program_error(flat, 0, "%s: %s", instance->library.plugin->id, tn_instance_message(instance));
         else if (n > cap)
-            tn_program_error(flat, 0, "%s: a schedule of %u slots, where there is room for %u", instance->library.plugin->id, n, cap);
+            tn_program_error(flat, 0, "%s: a schedule of %u slots, where there is room for %u",
+                             instance->library.plugin->id, n, cap);
     }
     if (flat->n_errors == 0)
         tn_schedule(p, flat, micro_batches, slots, n);

@@ -58,7 +58,8 @@ extern const struct tn_trials tn_job_trials;
 /* Reads the manifest, loads and creates the plugins, lays out the mesh, lets everyone check. All problems are in
  * job->diag; their number is returned. The job must be closed in any case. `ranks`: of the launcher or -n, 0 if
  * neither says. */
-size_t tn_job_open(struct tn_job *job, const char *path, const char *const *overrides, size_t n_overrides, int32_t ranks);
+size_t tn_job_open(struct tn_job *job, const char *path, const char *const *overrides, size_t n_overrides,
+                   int32_t ranks);
 void tn_job_close(struct tn_job *job);
 /* Adds problems with the data: files that are missing or cannot be read, too little of it. Reads none of it. */
 void tn_job_check_data(struct tn_job *job);
@@ -116,8 +117,8 @@ void tn_job_check_budget(struct tn_job *job, int32_t rank, const struct tn_plan 
 tn_status tn_machine_init(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, int64_t arena_bytes,
                           char *error, size_t error_bytes);
 /* Host memory and disk beside it, where a program has values there. */
-tn_status tn_machine_spaces(struct tn_machine *machine, struct tn_job *job, int64_t host_bytes, int64_t disk_bytes, char *error,
-                            size_t error_bytes);
+tn_status tn_machine_spaces(struct tn_machine *machine, struct tn_job *job, int64_t host_bytes, int64_t disk_bytes,
+                            char *error, size_t error_bytes);
 void tn_machine_finish(struct tn_machine *machine, struct tn_job *job);
 /* What a carrier that failed says of it. */
 const char *tn_machine_message(struct tn_job *job, int32_t carrier);

@@ -111,7 +111,8 @@ static void size_chain(struct tn_job *job)
     else if (!known)
         return;
     else if (automatic >= 0)
-        tn_diag_add(&job->diag, where, NULL, "%lld ranks do not divide by %lld, the product of the sizes given; use a multiple of it",
+        tn_diag_add(&job->diag, where, NULL,
+                    "%lld ranks do not divide by %lld, the product of the sizes given; use a multiple of it",
                     (long long)given, (long long)product);
     else if (job->ranks_given && given != product)
         tn_diag_add(&job->diag, where, NULL, "the sizes of the strategies make %lld ranks, but %lld are given; use -n %lld or change a size%s",
@@ -128,8 +129,9 @@ static void add_axis(struct tn_job *job, const struct tn_instance *strategy, con
         tn_diag_add(&job->diag, where, NULL, "%s adds an axis %s, but %s has one already", id, name,
                     job->mesh.axis[tn_mesh_find(&job->mesh, name)].owner);
     else if (size < 1 || tn_mesh_add(&job->mesh, tn_arena_strdup(&job->manifest.arena, name), size, id))
-        tn_diag_add(&job->diag, where, NULL, "%s adds an axis %s of %d ranks; at most %d axes of at least one are possible", id,
-                    name, size, TN_MAX_AXES);
+        tn_diag_add(&job->diag, where, NULL,
+                    "%s adds an axis %s of %d ranks; at most %d axes of at least one are possible", id, name, size,
+                    TN_MAX_AXES);
 }
 
 static void lay_out_mesh(struct tn_job *job)
@@ -209,7 +211,8 @@ static void check_sections(struct tn_job *job)
     tn_settings_unused(&job->manifest, known, n, &job->diag);
 }
 
-size_t tn_job_open(struct tn_job *job, const char *path, const char *const *overrides, size_t n_overrides, int32_t ranks)
+size_t tn_job_open(struct tn_job *job, const char *path, const char *const *overrides, size_t n_overrides,
+                   int32_t ranks)
 {
     memset(job, 0, sizeof *job);
     job->facts.get = get_fact;

@@ -1,5 +1,5 @@
-/* tenon bench: measures communication; the parts are in bench/. Without RANK in the environment it loads the backends to
- * see that they are there, then starts one process a rank, each of which is this command again. */
+/* tenon bench: measures communication; the parts are in bench/. Without RANK in the environment it loads the backends
+ * to see that they are there, then starts one process a rank, each of which is this command again. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

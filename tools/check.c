@@ -14,9 +14,10 @@
 
 static void usage(FILE *out)
 {
-    fprintf(out, "usage: tenon check JOB.ini [--json] [-n RANKS] [--set SECTION.KEY=VALUE]...\n\n"
-                 "Shows the chain with its files, the mesh, memory per rank by category, communication per step by group\n"
-                 "and op, and what the run starts from; or all problems, and exits with 2.\n");
+    fprintf(out,
+            "usage: tenon check JOB.ini [--json] [-n RANKS] [--set SECTION.KEY=VALUE]...\n\n"
+            "Shows the chain with its files, the mesh, memory per rank by category, communication per step by group\n"
+            "and op, and what the run starts from; or all problems, and exits with 2.\n");
 }
 
 /* Calls and bytes of one op on one axis in one step. */
@@ -85,13 +86,15 @@ static void add_claims(struct tn_job *job, struct rank_kind *kind, const struct 
         const struct tn_claimed *c = &p->claims[i];
         const char *instead = c->lost_to ? p->claims[c->lost_to].claim.who : NULL;
         size_t n = 0;
-        while (n < kind->n_cares && (strcmp(kind->care[n].who, c->claim.who) || strcmp(kind->care[n].what, c->claim.what) ||
-                                     strcmp(kind->care[n].instead ? kind->care[n].instead : "", instead ? instead : "")))
+        while (n < kind->n_cares &&
+               (strcmp(kind->care[n].who, c->claim.who) || strcmp(kind->care[n].what, c->claim.what) ||
+                strcmp(kind->care[n].instead ? kind->care[n].instead : "", instead ? instead : "")))
             n++;
         if (n == MOST_CARES)
             return;
         if (n == kind->n_cares)
-            kind->care[kind->n_cares++] = (struct care){ .who = keep(job, c->claim.who), .what = keep(job, c->claim.what),
+            kind->care[kind->n_cares++] = (struct care){ .who = keep(job, c->claim.who),
+                                                         .what = keep(job, c->claim.what),
                                                          .instead = instead ? keep(job, instead) : NULL };
         kind->care[n].values++;
         kind->care[n].bytes += (double)tn_local_elements(p, c->v) * tn_dtype_bytes(p->values[c->v].dtype);
@@ -305,7 +308,8 @@ static void print_report(const struct report *report)
 {
     print_plugins(report->job);
     print_mesh(report->job);
-    printf("model: %.2f M params, %.2f GFLOP a step and rank\n", (double)report->params * 1e-6, report->kind[0].flops * 1e-9);
+    printf("model: %.2f M params, %.2f GFLOP a step and rank\n", (double)report->params * 1e-6,
+           report->kind[0].flops * 1e-9);
     if (report->staged) {
         printf("pipeline: ");
         tool_print_bubble(&report->timeline, stdout);
@@ -339,8 +343,9 @@ static json_t *claims_json(const struct rank_kind *kind)
     json_t *claims = json_array();
     for (size_t i = 0; i < kind->n_cares; i++) {
         const struct care *care = &kind->care[i];
-        json_array_append_new(claims, json_pack("{s:s, s:s, s:I, s:f, s:s?}", "who", care->who, "what", care->what, "values",
-                                                (json_int_t)care->values, "bytes", care->bytes, "left_to", care->instead));
+        json_array_append_new(claims,
+                              json_pack("{s:s, s:s, s:I, s:f, s:s?}", "who", care->who, "what", care->what, "values",
+                                        (json_int_t)care->values, "bytes", care->bytes, "left_to", care->instead));
     }
     return claims;
 }
@@ -393,18 +398,19 @@ static void print_json(const struct report *report)
     }
     for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
         json_array_append_new(mesh, json_pack("{s:s, s:i, s:i, s:s?}", "axis", job->mesh.axis[axis].name, "size",
-                                              job->mesh.axis[axis].size, "stride", job->mesh.axis[axis].stride, "backend",
-                                              job->diag.count == 0 ? backend_of(job, axis) : NULL));
+                                              job->mesh.axis[axis].size, "stride", job->mesh.axis[axis].stride,
+                                              "backend", job->diag.count == 0 ? backend_of(job, axis) : NULL));
     for (size_t i = 0; i < report->n; i++)
         json_array_append_new(ranks, rank_json(report, &report->kind[i]));
-    json_t *all = json_pack("{s:o, s:o, s:i, s:o, s:I, s:I, s:o, s:o}", "problems", problems, "plugins", plugins, "world",
-                            job->mesh.world, "mesh", mesh, "params", (json_int_t)report->params, "budget_bytes",
-                            (json_int_t)tn_job_budget(job), "ranks", ranks, "start",
-                            origin_json(&report->origin));
+    json_t *all =
+        json_pack("{s:o, s:o, s:i, s:o, s:I, s:I, s:o, s:o}", "problems", problems, "plugins", plugins, "world",
+                  job->mesh.world, "mesh", mesh, "params", (json_int_t)report->params, "budget_bytes",
+                  (json_int_t)tn_job_budget(job), "ranks", ranks, "start", origin_json(&report->origin));
     if (report->staged) {
         struct tn_bubble b = tn_timeline_bubble(&report->timeline);
-        json_object_set_new(all, "pipeline", json_pack("{s:f, s:f, s:f, s:f}", "idle", b.idle, "bubble", b.bubble, "formula", b.formula,
-                                                       "unequal", b.unequal));
+        json_object_set_new(all, "pipeline",
+                            json_pack("{s:f, s:f, s:f, s:f}", "idle", b.idle, "bubble", b.bubble, "formula", b.formula,
+                                      "unequal", b.unequal));
     }
     json_dumpf(all, stdout, JSON_INDENT(2));
     putchar('\n');

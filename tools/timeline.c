@@ -1,5 +1,5 @@
-/* tenon dump --format timeline: what each rank of the pipeline does when, drawn as text or SVG, and how much of the time
- * ranks wait, next to what the formula says. */
+/* tenon dump --format timeline: what each rank of the pipeline does when, drawn as text or SVG, and how much of the
+ * time ranks wait, next to what the formula says. */
 #include "timeline.h"
 
 #include <stdio.h>
@@ -65,8 +65,8 @@ static void print_legend(const struct tn_timeline *t)
 void tool_print_bubble(const struct tn_timeline *t, FILE *out)
 {
     struct tn_bubble b = tn_timeline_bubble(t);
-    fprintf(out, "idle %.1f%% of the time: bubble %.1f%% (by the formula %.1f%%), unequal stages %.1f%%\n", 100 * b.idle, 100 * b.bubble,
-            100 * b.formula, 100 * b.unequal);
+    fprintf(out, "idle %.1f%% of the time: bubble %.1f%% (by the formula %.1f%%), unequal stages %.1f%%\n",
+            100 * b.idle, 100 * b.bubble, 100 * b.formula, 100 * b.unequal);
 }
 
 enum { SVG_WIDTH = 1200, SVG_ROW = 28, SVG_LEFT = 70, SVG_TOP = 44 };
@@ -99,8 +99,8 @@ static void draw_legend(const struct tn_timeline *t, int y)
     for (int i = 0; i < 3; i++) {
         if (!has_region(t, regions[i]))
             continue;
-        printf("<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s</text>\n", x, y,
-               color(regions[i]), x + 17, y + 10, tn_region_name(regions[i]));
+        printf("<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s</text>\n", x,
+               y, color(regions[i]), x + 17, y + 10, tn_region_name(regions[i]));
         x += 90;
     }
     if (t->stages > t->ranks)
@@ -149,7 +149,8 @@ int tool_timeline(struct tn_job *job, int mode, int svg)
     char error[1024] = "";
     struct tn_timeline t;
     if (axis < 0) {
-        fprintf(stderr, "tenon dump: --format timeline: no strategy of this job makes stages; use one that does (pp)\n");
+        fprintf(stderr,
+                "tenon dump: --format timeline: no strategy of this job makes stages; use one that does (pp)\n");
         return TOOL_USAGE;
     }
     tn_timeline_init(&t, job->mesh.axis[axis].size);

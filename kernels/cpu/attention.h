@@ -15,8 +15,8 @@ enum {
  *
  * A query sees the keys whose index in the sequence is at most its own, where causal, and at least the start of its
  * document, where there is one. Without qi and ki, rows and keys are numbered as they lie. Tiles in which no query sees
- * a key cost nothing, and only those in which some do and some do not are masked element by element; so what a cut of the
- * sequence saves (zigzag, documents) follows from the numbers alone.
+ * a key cost nothing, and only those in which some do and some do not are masked element by element; so what a cut of
+ * the sequence saves (zigzag, documents) follows from the numbers alone.
  *
  * Work is cut into units that share nothing they write. Forward: unit = (batch, query head, chunk), a chunk being a run
  * of query tiles. Backward: unit = (batch, key head, part); the (query head of the group, query tile) pairs of a key

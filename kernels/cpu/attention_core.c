@@ -50,8 +50,8 @@ INLINE struct rows rows_of(const struct cpu_attention *a, const void *data, int6
 }
 
 /* Of an output, which a block has in f32. */
-INLINE struct rows rows_out(const struct cpu_attention *a, void *data, int64_t length, int heads, int64_t batch, int head,
-                            int64_t tile)
+INLINE struct rows rows_out(const struct cpu_attention *a, void *data, int64_t length, int heads, int64_t batch,
+                            int head, int64_t tile)
 {
     return rows_in(a, data, length, heads, batch, head, tile, a->bf16 && !a->block);
 }
@@ -98,8 +98,8 @@ INLINE struct queries queries_of(const struct cpu_attention *a, int64_t batch, i
     return q;
 }
 
-/* What the queries of a tile see of the keys of another: nothing; else all but what is masked, and on the diagonal, where
- * query r is key r, only the triangle is computed. */
+/* What the queries of a tile see of the keys of another: nothing; else all but what is masked, and on the diagonal,
+ * where query r is key r, only the triangle is computed. */
 struct sight {
     int nothing, diagonal, masked;
 };
@@ -124,12 +124,14 @@ INLINE int columns_of(int diagonal, int row)
 }
 
 /* Row r of a tile where indices or documents say what it sees. */
-INLINE void mask_row(const struct cpu_attention *a, float *s, const struct queries *q, int r, int64_t k_tile, int columns)
+INLINE void mask_row(const struct cpu_attention *a, float *s, const struct queries *q, int r, int64_t k_tile,
+                     int columns)
 {
     int64_t row = q->tile * TILE + r, first = k_tile * TILE, left = a->k_length - first;
     if (row >= a->q_length)
         return;
-    int32_t to = a->qi ? a->qi[row] : (int32_t)row, from = a->start ? a->start[q->batch * a->q_length + row] : INT32_MIN;
+    int32_t to = a->qi ? a->qi[row] : (int32_t)row,
+            from = a->start ? a->start[q->batch * a->q_length + row] : INT32_MIN;
     int count = left < columns ? (int)left : columns;
     for (int n = 0; n < count; n++) {
         int32_t key = a->ki ? a->ki[first + n] : (int32_t)first + n;
@@ -140,7 +142,8 @@ INLINE void mask_row(const struct cpu_attention *a, float *s, const struct queri
 }
 
 /* Hides the keys behind the end, and where causal those behind the query and before its document. */
-INLINE void mask_tile(const struct cpu_attention *a, float *s, const struct queries *q, int64_t k_tile, struct sight sight)
+INLINE void mask_tile(const struct cpu_attention *a, float *s, const struct queries *q, int64_t k_tile,
+                      struct sight sight)
 {
     int64_t left = a->k_length - k_tile * TILE;
     if (!sight.masked)
@@ -503,8 +506,8 @@ static void finish(const struct cpu_attention *a, int64_t head, int64_t tile, ch
                 vec_store(sum + n, vec_load(sum + n) + vec_load(more + n));
         }
         if (given) {
-            struct rows before = rows_in(a, given, a->k_length, a->kv_heads, head / a->kv_heads, (int)(head % a->kv_heads),
-                                         tile, 0);
+            struct rows before =
+                rows_in(a, given, a->k_length, a->kv_heads, head / a->kv_heads, (int)(head % a->kv_heads), tile, 0);
             add_rows(&before, sum, width_of(a));
         }
         store_rows(&rows, sum, width_of(a));

@@ -84,9 +84,11 @@ static inline int64_t cpu_rows(const struct tn_tensor *tensor)
 extern const struct cpu_row cpu_linear_rows[];     /* linear.c: linear, linear_dx, linear_dw (oneDNN) */
 extern const struct cpu_row cpu_attention_rows[];  /* attention.c: attention, attention_dx */
 extern const struct cpu_row cpu_norm_rows[];       /* norm.c: layernorm*, rmsnorm*, add_layernorm, add_rmsnorm */
-extern const struct cpu_row cpu_activation_rows[]; /* activation.c: bias_add, bias_dw, gelu*, bias_gelu*, swiglu*, rope, add, add_n, cast, dropout */
+extern const struct cpu_row cpu_activation_rows[]; /* activation.c: bias_add, bias_dw, gelu*, bias_gelu*, swiglu*, rope,
+                                                      add, add_n, cast, dropout */
 extern const struct cpu_row cpu_embedding_rows[];  /* embedding.c: embedding, embedding_dw */
-extern const struct cpu_row cpu_loss_rows[];       /* loss.c: cross_entropy, cross_entropy_dx, ce_max, ce_sum, ce_loss, count_targets, grad_seed, scale_by */
+extern const struct cpu_row cpu_loss_rows[];       /* loss.c: cross_entropy, cross_entropy_dx, ce_max, ce_sum, ce_loss,
+                                                      count_targets, grad_seed, scale_by */
 extern const struct cpu_row cpu_optimizer_rows[];  /* optimizer.c: accumulate, sync, sumsq, clip, adamw, sgd */
 extern const struct cpu_row cpu_layout_rows[];     /* layout.c: slice, unslice, merge_blocks, split_blocks */
 

@@ -57,8 +57,8 @@ static double repeat_product(struct cpu *cpu, dnnl_primitive_t primitive, const 
     int ok = 1;
     for (int n = 0; n < ARGS && ok; n++) {
         args[n].arg = arg_ids[n];
-        ok = dnnl_memory_create(&args[n].memory, n == ARGS - 1 ? scratch : md, cpu->engine, memory + n * MATRIX_BYTES) ==
-             dnnl_success;
+        ok = dnnl_memory_create(&args[n].memory, n == ARGS - 1 ? scratch : md, cpu->engine,
+                                memory + n * MATRIX_BYTES) == dnnl_success;
     }
     for (int n = 0; ok && (n < 4 || now() - start < GEMM_SECONDS); n++) {
         double before = now();

@@ -293,7 +293,8 @@ static int keeps_c(const struct cpu_part *p)
 static struct scratch scratch_of(const struct cpu_part *p, char *base)
 {
     int64_t depth = depth_of(p), m = least(p->m, ROWS_L3), n = least(p->n, COLS_L3);
-    size_t a = (size_t)(round_up(m, COLS) / ROWS * panel_of(depth)) * 4, b = (size_t)(round_up(least(n, COLS_L2), COLS) * depth) * 4;
+    size_t a = (size_t)(round_up(m, COLS) / ROWS * panel_of(depth)) * 4,
+           b = (size_t)(round_up(least(n, COLS_L2), COLS) * depth) * 4;
     size_t c = keeps_c(p) ? (size_t)round_up(m * n, 16) * 4 : 0;
     a = (a + 63) / 64 * 64;
     b = (b + 63) / 64 * 64;
@@ -347,8 +348,8 @@ INLINE void run_of(const struct cpu_part *p, const struct run *run, const struct
         pack_all(&b, scratch->b, cols, COLS, run->words, k_left);
         for (int64_t row = 0; row < run->rows; row += ROWS)
             for (int64_t col = 0; col < cols; col += COLS)
-                tile(scratch->a + row / ROWS * panel_of(run->words), scratch->b + col * run->words, run->words, &finish, row,
-                     least(run->rows - row, ROWS), at + col, least(cols - col, COLS), bf16);
+                tile(scratch->a + row / ROWS * panel_of(run->words), scratch->b + col * run->words, run->words, &finish,
+                     row, least(run->rows - row, ROWS), at + col, least(cols - col, COLS), bf16);
     }
 }
 

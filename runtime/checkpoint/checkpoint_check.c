@@ -44,7 +44,8 @@ static void check_folder(struct place *place, const char *folder)
     report(place, what);
 }
 
-static void check_resume(struct place *place, const struct tn_stored *stored, const char *folder, struct tn_origin *origin)
+static void check_resume(struct place *place, const struct tn_stored *stored, const char *folder,
+                         struct tn_origin *origin)
 {
     char error[2 * PATH_MOST], file[PATH_MOST + 64];
     snprintf(origin->path, sizeof origin->path, "%.4000s/latest", folder);

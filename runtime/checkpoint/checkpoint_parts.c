@@ -2,8 +2,8 @@
  *
  * The list of tensors is made from the program before it is scheduled, which is the same on all ranks; the parts are
  * the params and states of the flat one, found again by name. A value that the model stores as a slice of a larger
- * tensor (GPT-2's c_attn) is a part of that tensor, and its optimizer states are sliced alike. Further copies of a value
- * (w#1, of stages that share w) are parts of the same tensor. */
+ * tensor (GPT-2's c_attn) is a part of that tensor, and its optimizer states are sliced alike. Further copies of a
+ * value (w#1, of stages that share w) are parts of the same tensor. */
 #include "checkpoint/checkpoint_parts.h"
 
 #include <string.h>

@@ -33,10 +33,10 @@ static const char *const resumes[] = { "no", "auto", NULL };
 static const char *const computes[] = { "fp32", "bf16", NULL };
 
 static const struct tn_option job_table[] = {
-    INT("seed", "1", 0, 9007199254740991,
-        "Seed of the initial parameters, of dropout and of the order of the data."),
+    INT("seed", "1", 0, 9007199254740991, "Seed of the initial parameters, of dropout and of the order of the data."),
     INT("steps", "100", 1, MANY, "Optimizer steps of the whole run."),
-    INT("ranks", "0", 0, 1 << 20, "Processes to start where neither -n nor a launcher says; 0: as many as the strategies' sizes make."),
+    INT("ranks", "0", 0, 1 << 20,
+        "Processes to start where neither -n nor a launcher says; 0: as many as the strategies' sizes make."),
     INT("eval_every", "0", 0, MANY, "Steps between two validation losses; 0: only the first and the last one."),
     INT("eval_batches", "8", 1, MANY, "Batches that one validation loss is the mean of."),
     STRING("sample", NULL, 0, "Text that the trained model continues at the end; empty: no sample."),
@@ -109,7 +109,8 @@ static const struct tn_option checkpoint_table[] = {
     INT("every", "0", 0, MANY, "Steps between two checkpoints; 0: only after the last step."),
     FLOAT("minutes", "0", 0, 1e6, "Minutes after which a checkpoint is due whatever the step; 0: only steps count."),
     INT("keep", "3", 0, 1e6, "Checkpoints that are kept, the latest ones; 0: all."),
-    ENUM("resume", "auto", resumes, "auto: go on from the latest checkpoint in folder if there is one; no: start anew."),
+    ENUM("resume", "auto", resumes,
+         "auto: go on from the latest checkpoint in folder if there is one; no: start anew."),
 };
 
 static const struct tn_option strategies_table[] = {

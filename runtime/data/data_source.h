@@ -21,8 +21,8 @@ struct tn_source {
 struct tn_source *tn_source_text(const char *path, const char *folder, int64_t vocab, struct tn_diag *diag,
                                  struct tn_where where);
 /* documents 0: document will not be asked for. */
-struct tn_source *tn_source_tokens(const char *path, const char *folder, int64_t vocab, int documents, struct tn_diag *diag,
-                                   struct tn_where where);
+struct tn_source *tn_source_tokens(const char *path, const char *folder, int64_t vocab, int documents,
+                                   struct tn_diag *diag, struct tn_where where);
 
 /* For prefetch.c: sequences of a step, and their length. */
 struct tn_data;

@@ -40,8 +40,8 @@ static void tokens_close(struct tn_source *source)
     free(t);
 }
 
-struct tn_source *tn_source_tokens(const char *path, const char *folder, int64_t vocab, int documents, struct tn_diag *diag,
-                                   struct tn_where where)
+struct tn_source *tn_source_tokens(const char *path, const char *folder, int64_t vocab, int documents,
+                                   struct tn_diag *diag, struct tn_where where)
 {
     struct tokens *t = calloc(1, sizeof *t);
     const char *prefix = path[0] == '/' || !folder || !*folder ? path

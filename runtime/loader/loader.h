@@ -92,7 +92,8 @@ struct tn_facts {
 /* What a job answers to "tn.plan/1"; `caller` is the instance that asks. */
 struct tn_trials {
     int64_t (*budget)(const struct tn_facts *facts);
-    int64_t (*peak)(const struct tn_facts *facts, const struct tn_instance *caller, struct tn_program *copy, uint32_t flags);
+    int64_t (*peak)(const struct tn_facts *facts, const struct tn_instance *caller, struct tn_program *copy,
+                    uint32_t flags);
     double (*away)(const struct tn_facts *facts, const struct tn_instance *caller, uint64_t bytes);
 };
 
@@ -106,7 +107,8 @@ struct tn_opener {
 void tn_instance_init(struct tn_instance *instance, const struct tn_library *library, struct tn_manifest *m,
                       struct tn_diag *diag);
 /* Calls the create of its kind; a collective gets the backend `next` below it, or NULL. TN_LOAD_OK, or
- * TN_LOAD_UNSUPPORTED_DEVICE (a device or collective that answers TN_UNSUPPORTED) or TN_LOAD_INIT_FAILED with *error filled. */
+ * TN_LOAD_UNSUPPORTED_DEVICE (a device or collective that answers TN_UNSUPPORTED) or TN_LOAD_INIT_FAILED with *error
+ * filled. */
 enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance *next,
                                 struct tn_load_error *error);
 void tn_instance_destroy(struct tn_instance *instance); /* its `self`; nothing if create was not called or failed */

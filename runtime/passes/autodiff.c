@@ -10,8 +10,8 @@
 
 #include <string.h>
 
-tn_value tn_grad_op(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, const tn_value *in, uint32_t n_in,
-                    const struct tn_attr *attrs, uint32_t n_attrs)
+tn_value tn_grad_op(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, const tn_value *in,
+                    uint32_t n_in, const struct tn_attr *attrs, uint32_t n_attrs)
 {
     const char *name = tn_arena_printf(&p->arena, "%s.%s", p->ops[of].name, suffix);
     tn_value out = tn_op_new(p, opcode, name, in, n_in, attrs, n_attrs);

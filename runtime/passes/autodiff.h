@@ -38,8 +38,8 @@ struct tn_autodiff {
     uint8_t *needs; /* by value: 1 if a param lies behind it */
 };
 /* Adds a backward op named "<op>.<suffix>". */
-tn_value tn_grad_op(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, const tn_value *in, uint32_t n_in,
-                    const struct tn_attr *attrs, uint32_t n_attrs);
+tn_value tn_grad_op(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, const tn_value *in,
+                    uint32_t n_in, const struct tn_attr *attrs, uint32_t n_attrs);
 /* dv is one more term of v's gradient. */
 void tn_grad_add(struct tn_program *p, struct tn_autodiff *ad, tn_value v, tn_value dv);
 /* The accumulator so far of the param behind w (through its cast), as the last input of the next op; then the op's

@@ -65,8 +65,8 @@ static void fuse_gradient_sum(struct fuser *f, tn_op op)
             tn_value inner = p->ops[op].in[side], other = p->ops[op].in[1 - side];
             tn_op maker = sole_maker(f, inner, kinds[k].opcode, op);
             int in_place = kinds[k].opcode != TN_OP_LINEAR_DX ||
-                           (f->users[other] == 1 && p->values[other].def && p->values[other].kind == TN_KIND_ACTIVATION &&
-                            !(p->values[other].flags & TN_VALUE_OUTPUT));
+                           (f->users[other] == 1 && p->values[other].def &&
+                            p->values[other].kind == TN_KIND_ACTIVATION && !(p->values[other].flags & TN_VALUE_OUTPUT));
             if (maker && in_place && p->ops[maker].n_in == kinds[k].at) {
                 absorb(f, op, maker, kinds[k].at, other);
                 return;

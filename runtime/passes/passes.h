@@ -18,8 +18,8 @@ void tn_fuse(struct tn_program *p);
  * run, each micro-batch's by themselves (values "name@m" where there are several); accumulators chained through the
  * micro-batches; communication of the step region right after what it needs. `slots` NULL: forward and backward of
  * each micro-batch in turn. */
-void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t micro_batches, const struct tn_slot *slots,
-                 uint32_t n_slots);
+void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t micro_batches,
+                 const struct tn_slot *slots, uint32_t n_slots);
 
 /* 1 for opcodes that a collective backend runs. */
 int tn_op_is_comm(uint32_t opcode);

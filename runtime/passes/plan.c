@@ -148,7 +148,8 @@ static void find_storages(struct planner *s)
     for (tn_value v = 1; v <= p->n_values; v++) {
         s->parent[v] = v;
         s->bytes[v] = round_up(value_bytes(p, v), p->values[v].space == TN_SPACE_DISK ? TN_DISK_BLOCK : ALIGN);
-        s->persistent[v] = !p->values[v].def && (p->values[v].kind == TN_KIND_PARAM || p->values[v].kind == TN_KIND_STATE);
+        s->persistent[v] =
+            !p->values[v].def && (p->values[v].kind == TN_KIND_PARAM || p->values[v].kind == TN_KIND_STATE);
     }
     for TN_EACH_OP(p, op)
         share_memory(s, op);

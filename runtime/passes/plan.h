@@ -37,8 +37,8 @@ struct tn_plan {
     struct tn_arena memory;
     const struct tn_program *p;
     int64_t *offset;            /* by value: bytes into the arena of its space; -1: has no memory */
-    /* By order of op (its end last): the communication and copies wait[first_wait[i] .. first_wait[i + 1]) that must be done
-     * before it runs. */
+    /* By order of op (its end last): the communication and copies wait[first_wait[i] .. first_wait[i + 1]) that must be
+     * done before it runs. */
     uint32_t *first_wait;
     tn_op *wait;
     uint32_t n_waits;

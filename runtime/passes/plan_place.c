@@ -1,8 +1,8 @@
 /* Placing: see plan_place.h.
  *
- * What is placed is kept by offset and, among equals, by time, in shelves of a bounded size. A shelf knows the times and
- * the highest end of what is on it, so that the search for a gap passes most shelves by: a pipeline's micro-batches use
- * the same offsets one after another, and a block meets few of the hundred thousand that lie below its gap. */
+ * What is placed is kept by offset and, among equals, by time, in shelves of a bounded size. A shelf knows the times
+ * and the highest end of what is on it, so that the search for a gap passes most shelves by: a pipeline's micro-batches
+ * use the same offsets one after another, and a block meets few of the hundred thousand that lie below its gap. */
 #include "passes/plan_place.h"
 
 #include <assert.h>

@@ -52,8 +52,8 @@ int tn_op_is_free(uint32_t opcode)
 static tn_value copy_value(struct scheduler *s, tn_value v, int32_t micro)
 {
     const struct tn_value_data *from = &s->p->values[v];
-    const char *name = micro < 0 || s->micro_batches == 1 ? from->name
-                                                          : tn_arena_printf(&s->flat->arena, "%s@%d", from->name, micro);
+    const char *name =
+        micro < 0 || s->micro_batches == 1 ? from->name : tn_arena_printf(&s->flat->arena, "%s@%d", from->name, micro);
     tn_value copy = tn_value_new(s->flat, from->kind, name, from->dtype, from->rank, from->shape);
     struct tn_value_data *to = &s->flat->values[copy];
     const char *kept = to->name;
@@ -108,8 +108,8 @@ static void copy_op(struct scheduler *s, tn_op op, int32_t micro)
     s->flat->at_region = from->region;
     s->flat->at_layer = from->layer;
     s->flat->at_stage = from->stage;
-    const char *name = micro < 0 || s->micro_batches == 1 ? from->name
-                                                          : tn_arena_printf(&s->flat->arena, "%s@%d", from->name, micro);
+    const char *name =
+        micro < 0 || s->micro_batches == 1 ? from->name : tn_arena_printf(&s->flat->arena, "%s@%d", from->name, micro);
     tn_op copy = tn_op_raw(s->flat, from->opcode, name, ins, n_in, out, from->n_out, from->attrs, from->n_attrs);
     s->flat->ops[copy].micro = micro;
     s->flat->ops[copy].tag = from->tag;
@@ -173,7 +173,8 @@ static void find_roots(struct scheduler *s)
         const struct tn_op_data *o = &s->p->ops[op];
         const struct tn_op_kind *kind = tn_op_kind(o->opcode);
         for (uint32_t i = 0; tn_region_per_micro(o->region) && i < o->n_out; i++)
-            if (kind->must_alias[i] >= 0 && (uint32_t)kind->must_alias[i] < o->n_in && s->root[o->in[kind->must_alias[i]]])
+            if (kind->must_alias[i] >= 0 && (uint32_t)kind->must_alias[i] < o->n_in &&
+                s->root[o->in[kind->must_alias[i]]])
                 s->root[o->out[i]] = s->root[o->in[kind->must_alias[i]]];
     }
 }
@@ -241,8 +242,8 @@ static int slots_fit(struct tn_program *flat, int32_t micro_batches, const struc
     return 1;
 }
 
-void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t micro_batches, const struct tn_slot *slots,
-                 uint32_t n_slots)
+void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t micro_batches,
+                 const struct tn_slot *slots, uint32_t n_slots)
 {
     size_t n = (size_t)p->n_values + 1;
     memcpy(flat->parts, p->parts, sizeof flat->parts);
@@ -264,7 +265,8 @@ void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t mi
     find_roots(&s);
     find_used(&s);
     for (tn_value v = 1; v <= p->n_values; v++) /* persistent memory of this rank's ops, in the order of the model */
-        if (s.used[v] && !p->values[v].def && (p->values[v].kind == TN_KIND_PARAM || p->values[v].kind == TN_KIND_STATE))
+        if (s.used[v] && !p->values[v].def &&
+            (p->values[v].kind == TN_KIND_PARAM || p->values[v].kind == TN_KIND_STATE))
             s.once[v] = copy_value(&s, v, -1);
     run_region(&s, TN_REGION_PROLOGUE, -1, 1, -1);
     if (slots)

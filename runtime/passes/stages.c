@@ -25,7 +25,8 @@ static void take_side(struct tn_program *p, tn_op op, int32_t axis)
     while (mine < o->n_in && !is_here(p, o->in[mine]))
         mine++;
     if (mine == o->n_in) {
-        tn_program_error(p, op, "no input is made by a stage of rank %d of axis %s", p->coord[axis], p->mesh->axis[axis].name);
+        tn_program_error(p, op, "no input is made by a stage of rank %d of axis %s", p->coord[axis],
+                         p->mesh->axis[axis].name);
         return;
     }
     o->in[0] = o->in[mine];

@@ -280,8 +280,8 @@ static tn_status explain(const struct tn_timeline *t, char *error, size_t error_
         if (r->at == r->n_events || at >= error_bytes)
             continue;
         const struct message *m = &r->message[r->event[r->at].message];
-        at += (size_t)snprintf(error + at, error_bytes - at, "%srank %d waits for ever for %s %s rank %d", at ? "; " : "", i, m->name,
-                               m->sends ? "to" : "from", m->peer);
+        at += (size_t)snprintf(error + at, error_bytes - at, "%srank %d waits for ever for %s %s rank %d",
+                               at ? "; " : "", i, m->name, m->sends ? "to" : "from", m->peer);
     }
     return at ? TN_TIMEOUT : TN_OK;
 }

@@ -2,8 +2,8 @@
  *
  * Each rank's program is walked as the executor walks it: ops take the time that their cost rules say (FLOPs, at one a
  * unit of time), messages along the axis of stages none, and a rank waits where its plan waits. A message is done when
- * both sides have started it. Other communication is left out, for ranks of one stage do it alike. So a timeline shows a
- * schedule's bubble, and that no rank waits for ever. */
+ * both sides have started it. Other communication is left out, for ranks of one stage do it alike. So a timeline shows
+ * a schedule's bubble, and that no rank waits for ever. */
 #ifndef TENON_TIMELINE_H
 #define TENON_TIMELINE_H
 
@@ -32,9 +32,9 @@ struct tn_bubble {
     double idle;    /* all waiting: bubble + unequal */
     double bubble;  /* what even the busiest rank waits */
     double unequal; /* what the others wait more, because their stages are cheaper */
-    double formula; /* bubble of p ranks with v stages each and m micro-batches, by the mean costs of a stage's forward F, backward
-                       B and weight W: x / (1 + x) with x = (p - 1) (F + B - W) / (v m (F + B + W)) of the ideal time (Narayanan
-                       et al. 2021, Qi et al. 2024) */
+    double formula; /* bubble of p ranks with v stages each and m micro-batches, by the mean costs of a stage's forward
+                       F, backward B and weight W: x / (1 + x) with x = (p - 1) (F + B - W) / (v m (F + B + W)) of the
+                       ideal time (Narayanan et al. 2021, Qi et al. 2024) */
 };
 
 /* The axis of stages, or -1. */

@@ -1,5 +1,5 @@
-/* Ops: ops.def as a table with the runtime's rules (rules.h), read-only after the first use; and what plugins registered
- * (ops_plugin.c). */
+/* Ops: ops.def as a table with the runtime's rules (rules.h), read-only after the first use; and what plugins
+ * registered (ops_plugin.c). */
 #include "program/ops.h"
 
 #include <assert.h>

@@ -1,5 +1,5 @@
-/* Ops of plugins: see ops_plugin.h. Checks definitions, keeps them beside the core's, and turns the runtime's rules into
- * call-backs of the plugin, or into the rule of the core op that it is like. */
+/* Ops of plugins: see ops_plugin.h. Checks definitions, keeps them beside the core's, and turns the runtime's rules
+ * into call-backs of the plugin, or into the rule of the core op that it is like. */
 #include "program/ops_plugin.h"
 
 #include <pthread.h>
@@ -52,7 +52,8 @@ struct call {
     struct tn_autodiff *ad;
 };
 
-static void set_output(const struct tn_op_call *call, uint32_t index, uint32_t dtype, int32_t rank, const int64_t *shape)
+static void set_output(const struct tn_op_call *call, uint32_t index, uint32_t dtype, int32_t rank,
+                       const int64_t *shape)
 {
     struct tn_program *p = call->program;
     int bad = index >= p->ops[call->op].n_out || tn_dtype_bytes(dtype) == 0 || rank < 0 || rank > TN_MAX_DIMS;
@@ -73,7 +74,8 @@ static int good_value(const struct tn_op_call *call, tn_value v)
 {
     if (((const struct call *)call)->ad && v > 0 && v <= call->program->n_values)
         return 1;
-    tn_program_error(call->program, call->op, "its plugin asks for the gradient of a value %u that does not exist, or at another time", v);
+    tn_program_error(call->program, call->op,
+                     "its plugin asks for the gradient of a value %u that does not exist, or at another time", v);
     return 0;
 }
 
@@ -137,7 +139,8 @@ static int bad_row(const struct tn_program *p, tn_op op, const char *text, size_
 static int is_row(const struct tn_op_kind *kind, const char *text, size_t length)
 {
     size_t in = strcspn(text, "> "), all = strspn(text, "RPMFL012345>");
-    return all == length && length < MOST_ROW && text[in] == '>' && in == kind->n_in_names && length == in + 1 + kind->n_out;
+    return all == length && length < MOST_ROW && text[in] == '>' && in == kind->n_in_names &&
+           length == in + 1 + kind->n_out;
 }
 
 static int rows_of_text(const struct tn_program *p, tn_op op, int32_t axis, const char *text, struct tn_row *rows, int most)
@@ -213,8 +216,9 @@ static int is_alias(const char *text, uint32_t n_in, uint32_t n_out)
 {
     while (*text) {
         char *end;
-        if (text[0] < '0' || text[0] > '7' || (uint32_t)(text[0] - '0') >= n_out || (text[1] != '=' && text[1] != '~') ||
-            text[2] < '0' || text[2] > '9' || strtoul(text + 2, &end, 10) >= n_in || (*end && *end != ' '))
+        if (text[0] < '0' || text[0] > '7' || (uint32_t)(text[0] - '0') >= n_out ||
+            (text[1] != '=' && text[1] != '~') || text[2] < '0' || text[2] > '9' ||
+            strtoul(text + 2, &end, 10) >= n_in || (*end && *end != ' '))
             return 0;
         text = end + strspn(end, " ");
     }

@@ -194,7 +194,8 @@ static void part_of(const struct tn_program *p, const struct tn_value_data *valu
     memset(start, 0, sizeof value->shape);
     for (int32_t axis = n_axes - 1; axis >= 0; axis--) { /* slower axes are the outer cuts */
         if (TN_PLACE_KIND(place[axis]) == TN_PLACE_SHARD)
-            cut(p, place[axis], axis, coord[axis], &extent[TN_PLACE_DIM(place[axis])], &start[TN_PLACE_DIM(place[axis])]);
+            cut(p, place[axis], axis, coord[axis], &extent[TN_PLACE_DIM(place[axis])],
+                &start[TN_PLACE_DIM(place[axis])]);
         flat_axes += TN_PLACE_KIND(place[axis]) == TN_PLACE_FLAT;
     }
     *rank = value->rank;
@@ -211,7 +212,8 @@ static void part_of(const struct tn_program *p, const struct tn_value_data *valu
     *rank = 1;
 }
 
-void tn_local(const struct tn_program *p, tn_value v, const int32_t *coord, int32_t *rank, int64_t *shape, int64_t *offset)
+void tn_local(const struct tn_program *p, tn_value v, const int32_t *coord, int32_t *rank, int64_t *shape,
+              int64_t *offset)
 {
     int64_t extent[TN_MAX_DIMS], start[TN_MAX_DIMS];
     part_of(p, &p->values[v], p->values[v].place, coord, rank, extent, start);

@@ -122,7 +122,7 @@ tn_op tn_op_raw(struct tn_program *p, uint32_t opcode, const char *name, const t
 tn_value tn_value_find(const struct tn_program *p, const char *name);
 void tn_op_unlink(struct tn_program *p, tn_op op);
 void tn_op_move(struct tn_program *p, tn_op op, tn_op before);  /* before 0: to the end */
-tn_op tn_first_user(const struct tn_program *p, tn_value v);     /* where a search for its users starts: after its maker */
+tn_op tn_first_user(const struct tn_program *p, tn_value v); /* where a search for its users starts: after its maker */
 void tn_replace_uses(struct tn_program *p, tn_value from, tn_value to, tn_op after);
 void tn_program_renumber(struct tn_program *p);                  /* sets order */
 int64_t tn_attr_i(const struct tn_program *p, tn_op op, const char *key, int64_t missing);
@@ -135,7 +135,8 @@ uint32_t tn_dtype_bytes(uint32_t dtype);
 int64_t tn_elements(const int64_t *shape, int32_t rank);
 /* This rank's part: shape, and offset where the cut is contiguous (either may be NULL). Flat cuts collapse it to one
  * dimension, without the padding that makes all parts equal. */
-void tn_local(const struct tn_program *p, tn_value v, const int32_t *coord, int32_t *rank, int64_t *shape, int64_t *offset);
+void tn_local(const struct tn_program *p, tn_value v, const int32_t *coord, int32_t *rank, int64_t *shape,
+              int64_t *offset);
 /* Elements of that part. */
 int64_t tn_local_elements(const struct tn_program *p, tn_value v);
 /* Elements of each part, padding counted, of a value cut flat along `axis`. */

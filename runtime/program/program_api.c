@@ -189,8 +189,8 @@ static tn_value api_value(struct tn_program *p, uint32_t kind, const char *name,
                           const int64_t *shape, const char *const *dims)
 {
     if (rank < 0 || rank > TN_MAX_DIMS || tn_dtype_bytes(dtype) == 0) {
-        tn_program_error(p, 0, "%s made %s with %d dimensions of dtype %u; at most %d are possible", p->actor, name, rank,
-                         dtype, TN_MAX_DIMS);
+        tn_program_error(p, 0, "%s made %s with %d dimensions of dtype %u; at most %d are possible", p->actor, name,
+                         rank, dtype, TN_MAX_DIMS);
         return 0;
     }
     for (int32_t d = 0; d < rank; d++)
@@ -222,7 +222,8 @@ static tn_value api_op(struct tn_program *p, uint32_t opcode, const char *name, 
             return 0;
         }
     if (n_attrs > TN_MAX_ATTRS) {
-        tn_program_error(p, 0, "%s gave %s %u attributes; at most %d are possible", p->actor, name, n_attrs, TN_MAX_ATTRS);
+        tn_program_error(p, 0, "%s gave %s %u attributes; at most %d are possible", p->actor, name, n_attrs,
+                         TN_MAX_ATTRS);
         return 0;
     }
     tn_value out = tn_op_new(p, opcode, name, in, n_in, attrs, n_attrs);
@@ -306,7 +307,8 @@ static void api_set_init(struct tn_program *p, tn_value v, uint32_t init, double
     p->values[v].init_arg = argument;
 }
 
-static void api_set_stored(struct tn_program *p, tn_value v, const char *name, int32_t dim, int64_t offset, int64_t full)
+static void api_set_stored(struct tn_program *p, tn_value v, const char *name, int32_t dim, int64_t offset,
+                           int64_t full)
 {
     if (!good_value(p, v))
         return;
@@ -317,7 +319,8 @@ static void api_set_stored(struct tn_program *p, tn_value v, const char *name, i
 }
 
 /* What a dimension must be a multiple of, to be cut as `placement` on axis beside the cuts that it has. */
-static int64_t pieces(const struct tn_program *p, const struct tn_value_data *value, int32_t axis, tn_placement placement)
+static int64_t pieces(const struct tn_program *p, const struct tn_value_data *value, int32_t axis,
+                      tn_placement placement)
 {
     int64_t product = 1;
     for (int32_t a = 0; a < p->mesh->n_axes; a++) {
@@ -347,9 +350,9 @@ static void api_place(struct tn_program *p, tn_value v, int32_t axis, tn_placeme
     struct tn_value_data *value = &p->values[v];
     char one[48], other[48];
     if (value->placed_by[axis] && value->place[axis] != placement) {
-        tn_program_error(p, 0, "%s: %s places it as %s on axis %s, and %s as %s; take one of the two out of the chain", value->name,
-                         value->placed_by[axis], tn_placement_text(value->place[axis], one), p->mesh->axis[axis].name,
-                         p->actor, tn_placement_text(placement, other));
+        tn_program_error(p, 0, "%s: %s places it as %s on axis %s, and %s as %s; take one of the two out of the chain",
+                         value->name, value->placed_by[axis], tn_placement_text(value->place[axis], one),
+                         p->mesh->axis[axis].name, p->actor, tn_placement_text(placement, other));
         return;
     }
     if (TN_PLACE_KIND(placement) == TN_PLACE_SHARD && TN_PLACE_DIM(placement) >= value->rank) {
@@ -374,7 +377,8 @@ static void api_want(struct tn_program *p, tn_value v, int32_t axis, tn_placemen
 static uint32_t api_parts_new(struct tn_program *p, const int64_t *weights, int32_t n)
 {
     if (p->n_parts == sizeof p->parts / sizeof *p->parts || n < 1) {
-        tn_program_error(p, 0, "%s made a table of %d unequal shares; at most 255 tables of at least one are possible", p->actor, n);
+        tn_program_error(p, 0, "%s made a table of %d unequal shares; at most 255 tables of at least one are possible",
+                         p->actor, n);
         return 0;
     }
     int64_t *copy = tn_arena_alloc(&p->arena, (size_t)n * sizeof *copy), sum = 0;
@@ -382,7 +386,8 @@ static uint32_t api_parts_new(struct tn_program *p, const int64_t *weights, int3
         copy[i] = weights[i];
         sum += weights[i];
         if (weights[i] < 1) {
-            tn_program_error(p, 0, "%s made a table of unequal shares with a share of %lld", p->actor, (long long)weights[i]);
+            tn_program_error(p, 0, "%s made a table of unequal shares with a share of %lld", p->actor,
+                             (long long)weights[i]);
             return 0;
         }
     }
@@ -454,7 +459,8 @@ static tn_value api_value_copy(struct tn_program *p, tn_value v, const char *nam
     return copy;
 }
 
-static const struct tn_claim *api_claim(struct tn_program *p, tn_value v, const char *what, const char *key, uint32_t flags)
+static const struct tn_claim *api_claim(struct tn_program *p, tn_value v, const char *what, const char *key,
+                                        uint32_t flags)
 {
     static const struct tn_claim none = { .struct_size = sizeof none, .who = "", .what = "", .key = "" };
     if (!good_value(p, v))

@@ -25,14 +25,14 @@ static inline uint32_t tn_rule_opcode(const struct tn_program *p, tn_op op)
 #define lower_none NULL
 
 tn_shape_rule shape_embedding, shape_linear, shape_same, shape_same_n, shape_norm, shape_attention, shape_cross_entropy,
-    shape_cast, shape_embedding_dw, shape_linear_dx, shape_linear_dw, shape_bias_dw, shape_bias_gelu_dx, shape_swiglu_dx,
-    shape_norm_dx, shape_norm_dw, shape_attention_dx, shape_scalar, shape_clip, shape_view, shape_pack, shape_add_norm,
-    shape_ce_max, shape_ce_sum, shape_ce_loss, shape_attention_block, shape_attention_block_dx,
+    shape_cast, shape_embedding_dw, shape_linear_dx, shape_linear_dw, shape_bias_dw, shape_bias_gelu_dx,
+    shape_swiglu_dx, shape_norm_dx, shape_norm_dw, shape_attention_dx, shape_scalar, shape_clip, shape_view, shape_pack,
+    shape_add_norm, shape_ce_max, shape_ce_sum, shape_ce_loss, shape_attention_block, shape_attention_block_dx,
     shape_offload, shape_fetch;
-tn_place_rule place_embedding, place_linear, place_bias, place_same_linear, place_same_nonlinear, place_norm, place_rope,
-    place_attention, place_cross_entropy, place_embedding_dw, place_linear_dx, place_linear_dw, place_bias_dw,
-    place_bias_gelu_dx, place_norm_dx, place_norm_dw, place_attention_dx, place_cross_entropy_dx, place_count_targets,
-    place_scale_by, place_sumsq, place_optimizer, place_comm, place_dropout, place_attention_block,
+tn_place_rule place_embedding, place_linear, place_bias, place_same_linear, place_same_nonlinear, place_norm,
+    place_rope, place_attention, place_cross_entropy, place_embedding_dw, place_linear_dx, place_linear_dw,
+    place_bias_dw, place_bias_gelu_dx, place_norm_dx, place_norm_dw, place_attention_dx, place_cross_entropy_dx,
+    place_count_targets, place_scale_by, place_sumsq, place_optimizer, place_comm, place_dropout, place_attention_block,
     place_attention_block_dx;
 /* Rows as rules_place.c writes them, up to a NULL; each may become two. */
 int tn_place_rows(const struct tn_program *p, tn_op op, int32_t axis, const char *const *specs, struct tn_row *rows, int most);

@@ -65,7 +65,8 @@ void grad_add(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
 
 void grad_gelu(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
 {
-    tn_grad_add(p, ad, in(p, op, 0), tn_grad_op(p, op, "dx", TN_OP_GELU_DX, IN(dout(p, op, ad), in(p, op, 0)), SAME_ATTRS));
+    tn_grad_add(p, ad, in(p, op, 0),
+                tn_grad_op(p, op, "dx", TN_OP_GELU_DX, IN(dout(p, op, ad), in(p, op, 0)), SAME_ATTRS));
 }
 
 void grad_bias_gelu(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
@@ -146,5 +147,6 @@ void grad_cast(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
 /* Its mask follows from the same counters. */
 void grad_dropout(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
 {
-    tn_grad_add(p, ad, in(p, op, 0), tn_grad_op(p, op, "dx", TN_OP_DROPOUT, IN(dout(p, op, ad), in(p, op, 1)), SAME_ATTRS));
+    tn_grad_add(p, ad, in(p, op, 0),
+                tn_grad_op(p, op, "dx", TN_OP_DROPOUT, IN(dout(p, op, ad), in(p, op, 1)), SAME_ATTRS));
 }

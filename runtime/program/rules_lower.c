@@ -23,10 +23,11 @@ static void end_at(struct tn_program *p, tn_op op)
     tn_op_unlink(p, op);
 }
 
-static tn_value named(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, const tn_value *in, uint32_t n_in,
-                      const struct tn_attr *attrs, uint32_t n_attrs)
+static tn_value named(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, const tn_value *in,
+                      uint32_t n_in, const struct tn_attr *attrs, uint32_t n_attrs)
 {
-    tn_value v = tn_op_new(p, opcode, tn_arena_printf(&p->arena, "%s.%s", p->ops[of].name, suffix), in, n_in, attrs, n_attrs);
+    tn_value v =
+        tn_op_new(p, opcode, tn_arena_printf(&p->arena, "%s.%s", p->ops[of].name, suffix), in, n_in, attrs, n_attrs);
     p->ops[p->n_ops].source = of;
     return v;
 }
@@ -136,7 +137,8 @@ void lower_sumsq(struct tn_program *p, tn_op op)
             continue;
         int32_t axis = 31 - __builtin_clz(mask);
         const struct tn_attr attrs[] = { TN_ATTR_I("axis", axis), TN_ATTR_I("red", TN_RED_SUM) };
-        tn_value whole = named(p, op, tn_arena_printf(&p->arena, "part%u.all_reduce", mask), TN_OP_ALL_REDUCE, &s, 1, attrs, 2);
+        tn_value whole =
+            named(p, op, tn_arena_printf(&p->arena, "part%u.all_reduce", mask), TN_OP_ALL_REDUCE, &s, 1, attrs, 2);
         memcpy(p->values[whole].place, p->values[s].place, sizeof p->values[s].place);
         p->values[whole].place[axis] = TN_REPLICATE;
         uint32_t rest = mask & ~(1u << axis);
@@ -162,10 +164,11 @@ static int64_t outer(const struct tn_program *p, tn_value v, int32_t dim)
 }
 
 /* A value of v's type made by a layout op right before (input) or after (output) the collective. */
-static tn_value blocks(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, tn_value x, tn_value like, int32_t dim,
-                       int64_t parts, int zigzag)
+static tn_value blocks(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, tn_value x, tn_value like,
+                       int32_t dim, int64_t parts, int zigzag)
 {
-    const struct tn_attr attrs[] = { TN_ATTR_I("dim", dim), TN_ATTR_I("parts", parts), TN_ATTR_I("order", TN_ORDER_ZIGZAG) };
+    const struct tn_attr attrs[] = {TN_ATTR_I("dim", dim), TN_ATTR_I("parts", parts),
+                                    TN_ATTR_I("order", TN_ORDER_ZIGZAG)};
     tn_value y = named(p, of, suffix, opcode, &x, 1, attrs, zigzag ? 3 : 2);
     memcpy(p->values[y].place, p->values[like].place, sizeof p->values[y].place);
     memcpy(p->values[y].dims, p->values[like].dims, sizeof p->values[y].dims);

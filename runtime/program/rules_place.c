@@ -2,8 +2,8 @@
  *
  * A row is written as one letter a value, "RR>R": R replicate, P partial(sum), M partial(max), F flat, a digit d or L
  * (the last dimension of the first input) shard(d), # each leading dimension of the first input in turn. Rows whose
- * cuts do not divide are left out, so that resolve only ever sees possible ones. Where a neighbour is cut in unequal parts
- * or zigzag order on this axis, or wanted so, each row stands a second time with that cut. */
+ * cuts do not divide are left out, so that resolve only ever sees possible ones. Where a neighbour is cut in unequal
+ * parts or zigzag order on this axis, or wanted so, each row stands a second time with that cut. */
 #include "passes/resolve.h"
 #include "program/rules.h"
 
@@ -326,9 +326,11 @@ int place_linear(const struct tn_program *p, tn_op op, int32_t axis, struct tn_r
     return r.n;
 }
 /* dy w acc? > dx */
-LINEAR_RULE(linear_dx, LIST("RRR>R", "#R#>#", "L1P>P", "R0L>L", "PRP>P"), LIST("RRR>R", "#R#>#", "L0P>P", "R1L>L", "PRP>P"))
+LINEAR_RULE(linear_dx, LIST("RRR>R", "#R#>#", "L1P>P", "R0L>L", "PRP>P"),
+            LIST("RRR>R", "#R#>#", "L0P>P", "R1L>L", "PRP>P"))
 /* x dy acc? > dw */
-LINEAR_RULE(linear_dw, LIST("RRR>R", "##P>P", "LR0>0", "RL1>1", "RPP>P"), LIST("RRR>R", "##P>P", "LR1>1", "RL0>0", "RPP>P"))
+LINEAR_RULE(linear_dw, LIST("RRR>R", "##P>P", "LR0>0", "RL1>1", "RPP>P"),
+            LIST("RRR>R", "##P>P", "LR1>1", "RL0>0", "RPP>P"))
 
 RULE(bias, "RR>R", "#R>#", "L0>L")                                    /* x b > y */
 RULE(bias_dw, "RR>R", "#P>P", "L0>0", "PP>P")                         /* dy acc? > db */

@@ -36,7 +36,8 @@ static void text_of(const struct tn_value_data *v, struct tn_buf *buf)
 }
 
 /* Records "a f32[..] and b f32[..] do not fit: why". */
-static void refuse(struct tn_program *p, tn_op op, const struct tn_value_data *a, const struct tn_value_data *b, const char *why)
+static void refuse(struct tn_program *p, tn_op op, const struct tn_value_data *a, const struct tn_value_data *b,
+                   const char *why)
 {
     struct tn_buf buf;
     tn_buf_init(&buf);
@@ -285,7 +286,8 @@ static int heads_fit(struct tn_program *p, tn_op op, uint32_t first)
 }
 
 /* One number a token, of each sequence of q (rank 2) or of them all (rank 1). */
-static int indices_fit(struct tn_program *p, tn_op op, const struct tn_value_data *of, const struct tn_value_data *index, int32_t rank)
+static int indices_fit(struct tn_program *p, tn_op op, const struct tn_value_data *of,
+                       const struct tn_value_data *index, int32_t rank)
 {
     if (index->dtype == TN_I32 && index->rank == rank && index->shape[rank - 1] == of->shape[1] &&
         (rank == 1 || index->shape[0] == of->shape[0]))

@@ -393,7 +393,8 @@ static void check_micro(struct tn_verify *vf, tn_op op)
 {
     const struct tn_op_data *o = tn_opd(vf->p, op);
     if (vf->after >= TN_AFTER_SCHEDULE && tn_region_per_micro(o->region) && o->micro < 0)
-        tn_verify_report(vf, op, "has no micro-batch; after schedule each op of forward, backward and weight belongs to one");
+        tn_verify_report(vf, op,
+                         "has no micro-batch; after schedule each op of forward, backward and weight belongs to one");
     else if (o->micro != -1 && !(vf->after >= TN_AFTER_SCHEDULE && tn_region_per_micro(o->region)))
         tn_verify_report(vf, op, "has micro-batch %d; only ops of forward, backward and weight have one, and only after schedule",
                          o->micro);
@@ -491,7 +492,8 @@ static void check_spaces(struct tn_verify *vf)
             if (v && tn_val(p, v)->space != TN_SPACE_DEVICE)
                 tn_verify_report(vf, op, "%s %.160s, which is in space %s; %s", i < o->n_in ? "uses" : "makes",
                                  name_of(vf, v), tn_space_names[tn_val(p, v)->space],
-                                 i < o->n_in ? "put a fetch between" : "make it on the device and put an offload behind");
+                                 i < o->n_in ? "put a fetch between"
+                                             : "make it on the device and put an offload behind");
         }
     }
 }

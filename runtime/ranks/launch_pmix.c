@@ -1,5 +1,5 @@
-/* Launch, PMIx: rank and world from the launcher, and one message from rank 0 to all others: where the store is, and the
- * secret that opens it; see launch_other.h.
+/* Launch, PMIx: rank and world from the launcher, and one message from rank 0 to all others: where the store is, and
+ * the secret that opens it; see launch_other.h.
  *
  * Everything after that goes through the store, which tells of deaths the same way under every launcher
  * (docs/decisions/pmix.md). PMIx is one session a process, so its state is the process's. */
@@ -91,7 +91,8 @@ tn_status tn_pmix_hear(char *text, size_t text_bytes, uint64_t timeout_ns, char 
     if (value)
         PMIX_VALUE_RELEASE(value);
     PMIX_INFO_DESTRUCT(&info);
-    return status == PMIX_SUCCESS ? TN_OK : failed("rank 0 has not said where the store is", status, error, error_bytes);
+    return status == PMIX_SUCCESS ? TN_OK
+                                  : failed("rank 0 has not said where the store is", status, error, error_bytes);
 }
 
 void tn_pmix_finish(void)

@@ -183,7 +183,8 @@ static void own_address(char *text, size_t text_bytes)
     for (const struct ifaddrs *at = all; at; at = at->ifa_next)
         if (at->ifa_addr && at->ifa_addr->sa_family == AF_INET && (at->ifa_flags & IFF_UP) &&
             !(at->ifa_flags & IFF_LOOPBACK) &&
-            getnameinfo(at->ifa_addr, sizeof(struct sockaddr_in), text, (socklen_t)text_bytes, NULL, 0, NI_NUMERICHOST) == 0)
+            getnameinfo(at->ifa_addr, sizeof(struct sockaddr_in), text, (socklen_t)text_bytes, NULL, 0,
+                        NI_NUMERICHOST) == 0)
             break;
     freeifaddrs(all);
 }
@@ -219,7 +220,8 @@ static tn_status hear_by_pmix(struct place *place, uint64_t timeout_ns, char *er
     place->addr = strtok_r(place->said, " ", &rest);
     const char *port = strtok_r(NULL, " ", &rest), *token = strtok_r(NULL, " ", &rest);
     if (!place->addr || !port || !token) {
-        snprintf(error, error_bytes, "PMIx: rank 0 said something else than where the store is; is it another version of tenon?");
+        snprintf(error, error_bytes,
+                 "PMIx: rank 0 said something else than where the store is; is it another version of tenon?");
         return TN_ERROR;
     }
     place->port = (uint16_t)strtoul(port, NULL, 10);
@@ -249,7 +251,8 @@ static tn_status join(struct tn_rank *rank, struct place *place, uint64_t timeou
     int serves = rank->rank == 0 && !place->launcher_serves;
     tn_status status = TN_OK;
     if (place->by_pmix)
-        status = serves ? serve_by_pmix(rank, place, error, error_bytes) : hear_by_pmix(place, timeout_ns, error, error_bytes);
+        status = serves ? serve_by_pmix(rank, place, error, error_bytes)
+                        : hear_by_pmix(place, timeout_ns, error, error_bytes);
     else if (serves)
         status = serve(rank, place, error, error_bytes);
     if (status != TN_OK)

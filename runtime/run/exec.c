@@ -96,7 +96,8 @@ static void describe_tensor(const struct tn_program *p, tn_value v, void *data, 
 }
 
 /* `arena` NULL: no addresses. Memory of large ops is freed by undescribe. */
-static int describe(const struct tn_program *p, tn_op op, const struct tn_plan *plan, unsigned char *arena, struct described *d)
+static int describe(const struct tn_program *p, tn_op op, const struct tn_plan *plan, unsigned char *arena,
+                    struct described *d)
 {
     const struct tn_op_data *o = &p->ops[op];
     uint32_t n = o->n_in + o->n_out;
@@ -175,7 +176,8 @@ static tn_status ask_device(const struct tn_machine *machine, const struct tn_op
 }
 
 /* Layers and micro-batches are alike, and asking may be slow: a device may prepare a kernel to know. */
-int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_program *flat, char *error, size_t error_bytes)
+int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_program *flat, char *error,
+                        size_t error_bytes)
 {
     uint64_t most = 0;
     struct asked asked = { .size = 64 };
@@ -198,7 +200,8 @@ int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_progra
         if (status != TN_OK) {
             const char *plugin = tn_op_kind(flat->ops[op].opcode)->plugin;
             snprintf(error, error_bytes, "the device has no kernel for %s = %s%s%s%s", flat->ops[op].name, d.desc.name,
-                     plugin ? ", an op of " : "", plugin ? plugin : "", plugin ? " that no strategy of the chain has replaced" : "");
+                     plugin ? ", an op of " : "", plugin ? plugin : "",
+                     plugin ? " that no strategy of the chain has replaced" : "");
             free(asked.slot);
             return -1;
         }
@@ -284,13 +287,15 @@ static void find_groups(struct tn_exec *exec)
         end = first + 1;
         if (!e[first].comm || !exec->machine.carrier[e[first].carrier].table->group_start)
             continue;
-        while (!e[first].kernel && end < exec->n_entries && !e[end].kernel && e[end].comm == e[first].comm && e[end].n_waits == 0)
+        while (!e[first].kernel && end < exec->n_entries && !e[end].kernel && e[end].comm == e[first].comm &&
+               e[end].n_waits == 0)
             end++;
         e[first].opens = e[end - 1].closes = end - first > 1;
     }
 }
 
-struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_plan *plan, char *error, size_t error_bytes)
+struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_plan *plan, char *error,
+                             size_t error_bytes)
 {
     const struct tn_program *p = plan->p;
     struct tn_exec *exec = calloc(1, sizeof *exec);
@@ -355,8 +360,8 @@ static tn_status exchange(const struct tn_exec *exec, tn_value v, uint32_t way, 
         return m->copier ? tn_copier_wait(m->copier, tn_copier_start(m->copier, &copy)) : TN_INVALID;
     }
     void *here = address(exec, v);
-    tn_status status = m->device->copy(m->device_self, way == TN_COPY_OUT ? here : host, way == TN_COPY_OUT ? host : here, bytes,
-                                       m->queue);
+    tn_status status = m->device->copy(m->device_self, way == TN_COPY_OUT ? here : host,
+                                       way == TN_COPY_OUT ? host : here, bytes, m->queue);
     return status == TN_OK ? m->device->queue_sync(m->device_self, m->queue) : status;
 }
 
@@ -381,7 +386,8 @@ static tn_status start(struct tn_exec *exec, struct entry *e)
     case TN_OP_STAGE_SUM:
     case TN_OP_ALL_REDUCE: return b->all_reduce(c, e->send, e->recv, e->count, e->dtype, e->red, q, &e->request);
     case TN_OP_ALL_GATHER: return b->all_gather(c, e->send, e->recv, e->count, e->dtype, q, &e->request);
-    case TN_OP_REDUCE_SCATTER: return b->reduce_scatter(c, e->send, e->recv, e->count, e->dtype, e->red, q, &e->request);
+    case TN_OP_REDUCE_SCATTER:
+        return b->reduce_scatter(c, e->send, e->recv, e->count, e->dtype, e->red, q, &e->request);
     case TN_OP_ALL_TO_ALL: return b->all_to_all(c, e->send, e->recv, e->count, e->dtype, q, &e->request);
     case TN_OP_BROADCAST: return b->broadcast(c, e->send, e->recv, e->count, e->dtype, e->peer, q, &e->request);
     case TN_OP_SEND: return b->send(c, e->send, e->count, e->dtype, e->peer, q, &e->request);
@@ -395,8 +401,8 @@ static void name_op(const struct tn_exec *exec, const struct entry *e, struct tn
     const struct tn_mesh *mesh = exec->machine.mesh;
     int32_t coord[TN_MAX_AXES], size = mesh->axis[e->axis].size;
     int32_t *ranks = malloc((size_t)size * sizeof *ranks);
-    tn_buf_printf(buf, "%s %s (%llu elements) on %s [", tn_op_kind(e->opcode)->name, e->name, (unsigned long long)e->count,
-                  mesh->axis[e->axis].name);
+    tn_buf_printf(buf, "%s %s (%llu elements) on %s [", tn_op_kind(e->opcode)->name, e->name,
+                  (unsigned long long)e->count, mesh->axis[e->axis].name);
     tn_mesh_coord(mesh, exec->machine.rank, coord);
     if (ranks)
         tn_mesh_group(mesh, coord, e->axis, ranks);
@@ -422,9 +428,11 @@ static tn_status explain(struct tn_exec *exec, struct entry *e, tn_status status
         tn_log(TN_LOG_ERROR, "%s: rank %d did not arrive within %.0f s", buf.text, error.peer,
                (double)exec->machine.timeout_ns * 1e-9);
     else if (status == TN_TIMEOUT)
-        tn_log(TN_LOG_ERROR, "%s: some rank did not arrive within %.0f s", buf.text, (double)exec->machine.timeout_ns * 1e-9);
+        tn_log(TN_LOG_ERROR, "%s: some rank did not arrive within %.0f s", buf.text,
+               (double)exec->machine.timeout_ns * 1e-9);
     else
-        tn_log(TN_LOG_ERROR, "%s failed: %s", buf.text, error.message && *error.message ? error.message : "no reason given by the backend");
+        tn_log(TN_LOG_ERROR, "%s failed: %s", buf.text,
+               error.message && *error.message ? error.message : "no reason given by the backend");
     tn_buf_finish(&buf);
     return status;
 }

@@ -46,9 +46,11 @@ struct tn_machine {
 struct tn_exec;
 
 /* Scratch bytes that the program's kernels need (most of one); negative: an op has no kernel, text in error. */
-int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_program *flat, char *error, size_t error_bytes);
+int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_program *flat, char *error,
+                        size_t error_bytes);
 /* Binds every op at its place in machine->arena. NULL with text in error. */
-struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_plan *plan, char *error, size_t error_bytes);
+struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_plan *plan, char *error,
+                             size_t error_bytes);
 /* One step. Afterwards all queues are empty. On failure a message was logged. */
 tn_status tn_exec_step(struct tn_exec *exec);
 void tn_exec_destroy(struct tn_exec *exec); /* accepts NULL */

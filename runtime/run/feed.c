@@ -116,7 +116,8 @@ void tn_feed_destroy(struct tn_feed *feed)
     free(feed);
 }
 
-static int32_t element(const struct tn_feed *feed, const struct fed *fed, int64_t row, int64_t column, const int32_t *from)
+static int32_t element(const struct tn_feed *feed, const struct fed *fed, int64_t row, int64_t column,
+                       const int32_t *from)
 {
     int64_t at = row * feed->sequence + column;
     int32_t start = feed->starts ? feed->starts[at] : 0;

@@ -34,7 +34,8 @@ static int32_t find_world_carrier(const struct tn_machine *machine, const struct
 }
 
 /* Each is connected once, those that others stand on first; through its layers where it has some. */
-static tn_status init_backends(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, char *error, size_t error_bytes)
+static tn_status init_backends(struct tn_machine *machine, struct tn_job *job, struct tn_rank *rank, char *error,
+                               size_t error_bytes)
 {
     machine->store = rank->store;
     machine->rank = rank->rank;
@@ -62,7 +63,8 @@ static tn_status create_channels(struct tn_machine *machine, struct tn_job *job,
         if ((channel == 0 || job->channels[axis] >> channel & 1) &&
             c->table->comm_create(c->self, job->mesh.axis[axis].name, ranks, job->mesh.axis[axis].size,
                                   machine->timeout_ns, &machine->comm[axis][channel]) != TN_OK)
-            return fail(tn_job_collective(&job->backend[carrier]), "a group of ranks could not be made", error, error_bytes);
+            return fail(tn_job_collective(&job->backend[carrier]), "a group of ranks could not be made", error,
+                        error_bytes);
     return TN_OK;
 }
 
@@ -98,7 +100,8 @@ static int32_t find_arena_carrier(const struct tn_machine *machine, const struct
     return -1;
 }
 
-static tn_status allocate(struct tn_machine *machine, struct tn_job *job, int64_t bytes, char *error, size_t error_bytes)
+static tn_status allocate(struct tn_machine *machine, struct tn_job *job, int64_t bytes, char *error,
+                          size_t error_bytes)
 {
     void *memory = NULL;
     machine->arena_carrier = find_arena_carrier(machine, job);
@@ -106,8 +109,8 @@ static tn_status allocate(struct tn_machine *machine, struct tn_job *job, int64_
     tn_status status = c ? c->table->mem_alloc(c->self, (uint64_t)bytes, &memory)
                          : machine->device->mem_alloc(machine->device_self, TN_SPACE_DEVICE, (uint64_t)bytes, &memory);
     if (status != TN_OK)
-        return fail(c ? tn_job_collective(&job->backend[machine->arena_carrier]) : &job->device, "no memory for the arena",
-                    error, error_bytes);
+        return fail(c ? tn_job_collective(&job->backend[machine->arena_carrier]) : &job->device,
+                    "no memory for the arena", error, error_bytes);
     machine->arena = memory;
     machine->arena_bytes = (uint64_t)bytes;
     return TN_OK;
@@ -121,8 +124,8 @@ static const char *disk_folder(struct tn_job *job)
     return temporary && *temporary ? temporary : "/var/tmp";
 }
 
-tn_status tn_machine_spaces(struct tn_machine *machine, struct tn_job *job, int64_t host_bytes, int64_t disk_bytes, char *error,
-                            size_t error_bytes)
+tn_status tn_machine_spaces(struct tn_machine *machine, struct tn_job *job, int64_t host_bytes, int64_t disk_bytes,
+                            char *error, size_t error_bytes)
 {
     const struct tn_copier_of of = { .device = machine->device, .device_self = machine->device_self, .host_bytes = host_bytes,
                                      .disk_bytes = disk_bytes, .folder = disk_folder(job) };
@@ -158,7 +161,8 @@ void tn_machine_finish(struct tn_machine *machine, struct tn_job *job)
                 machine->carrier[machine->axis_carrier[axis]].table->comm_destroy(machine->comm[axis][channel]);
     tn_copier_destroy(machine->copier);
     if (machine->arena && machine->arena_carrier >= 0)
-        machine->carrier[machine->arena_carrier].table->mem_free(machine->carrier[machine->arena_carrier].self, machine->arena);
+        machine->carrier[machine->arena_carrier].table->mem_free(machine->carrier[machine->arena_carrier].self,
+                                                                 machine->arena);
     else if (machine->arena)
         machine->device->mem_free(machine->device_self, TN_SPACE_DEVICE, machine->arena, machine->arena_bytes);
     if (machine->queue)
@@ -227,7 +231,8 @@ tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t by
                      death ? death : status == TN_CONFLICT ? "it is another version of tenon" : "it did not arrive in time");
         } else if (other.plugins != mine.plugins || other.world != mine.world) {
             status = TN_CONFLICT;
-            snprintf(error, error_bytes, "rank %d runs other plugins (%s) than rank %d (%s)", r, other.chain, rank->rank, mine.chain);
+            snprintf(error, error_bytes, "rank %d runs other plugins (%s) than rank %d (%s)", r, other.chain,
+                     rank->rank, mine.chain);
         } else if (other.manifest != mine.manifest) {
             status = TN_CONFLICT;
             snprintf(error, error_bytes, "rank %d has another manifest than rank %d", r, rank->rank);

@@ -19,7 +19,8 @@ static float as_float(const void *data, uint32_t dtype, int64_t i)
 }
 
 /* Gumbel's way (Gumbel 1954): the largest of logit / temperature + noise is a draw from the softmax. */
-static int32_t draw(const void *logits, uint32_t dtype, int64_t vocab, double temperature, uint64_t key, uint64_t number)
+static int32_t draw(const void *logits, uint32_t dtype, int64_t vocab, double temperature, uint64_t key,
+                    uint64_t number)
 {
     int32_t best = 0;
     double most = -INFINITY;
@@ -61,7 +62,8 @@ tn_status tn_sample(struct tn_exec *exec, struct tn_feed *feed, const struct tn_
     const struct tn_value_data *logits = &flat->values[output];
     int64_t rows = logits->shape[0], sequence = logits->shape[1], vocab = logits->shape[2];
     uint64_t bytes = (uint64_t)(rows * sequence * vocab) * tn_dtype_bytes(logits->dtype);
-    int32_t *text = malloc((size_t)(n_prompt + count) * sizeof *text), *tokens = malloc((size_t)(rows * sequence) * sizeof *tokens);
+    int32_t *text = malloc((size_t)(n_prompt + count) * sizeof *text),
+            *tokens = malloc((size_t)(rows * sequence) * sizeof *tokens);
     unsigned char *host = malloc(bytes);
     tn_status status = text && tokens && host ? TN_OK : TN_NO_MEMORY;
     for (int64_t i = 0; i < count && status == TN_OK; i++) {

@@ -63,7 +63,8 @@ static double seconds(void)
 static tn_status compile(struct run *run, struct bound *b, int mode, int64_t batch, int64_t sequence)
 {
     const struct tn_plan *base = mode == TN_PROGRAM_TRAIN ? NULL : &run->train.compiled.plan;
-    tn_status status = tn_job_compile(run->job, mode, run->rank ? run->rank->rank : 0, batch, sequence, base, NULL, &b->compiled);
+    tn_status status =
+        tn_job_compile(run->job, mode, run->rank ? run->rank->rank : 0, batch, sequence, base, NULL, &b->compiled);
     b->ready = 1;
     return status;
 }
@@ -171,8 +172,8 @@ static tn_status prepare(struct run *run, char *error, size_t error_bytes)
     if (status == TN_OK)
         status = tn_machine_init(&run->machine, run->job, run->rank, bytes, error, error_bytes);
     if (status == TN_OK)
-        status = tn_machine_spaces(&run->machine, run->job, away_bytes(run, TN_SPACE_HOST), away_bytes(run, TN_SPACE_DISK), error,
-                                   error_bytes);
+        status = tn_machine_spaces(&run->machine, run->job, away_bytes(run, TN_SPACE_HOST),
+                                   away_bytes(run, TN_SPACE_DISK), error, error_bytes);
     if (status == TN_OK)
         status = create_vote(run, error, error_bytes);
     if (status == TN_OK)
@@ -190,7 +191,8 @@ static tn_status prepare(struct run *run, char *error, size_t error_bytes)
 static void explain_vote(struct run *run, tn_status status)
 {
     struct tn_comm_error error = { .struct_size = sizeof error, .peer = -1 };
-    const char *death = tn_store_death(run->rank->store, NULL), *what = "all_reduce of the vote between steps on all ranks";
+    const char *death = tn_store_death(run->rank->store, NULL),
+               *what = "all_reduce of the vote between steps on all ranks";
     if (vote_carrier(run)->table->last_error)
         vote_carrier(run)->table->last_error(run->all, &error);
     if (death)
@@ -199,7 +201,8 @@ static void explain_vote(struct run *run, tn_status status)
         tn_log(TN_LOG_ERROR, "%s: rank %d did not arrive within %.0f s", what, error.peer,
                (double)run->machine.timeout_ns * 1e-9);
     else
-        tn_log(TN_LOG_ERROR, "%s failed: %s", what, error.message && *error.message ? error.message : "a rank is missing");
+        tn_log(TN_LOG_ERROR, "%s failed: %s", what,
+               error.message && *error.message ? error.message : "a rank is missing");
 }
 
 /* The largest of what all ranks say. */
@@ -281,8 +284,8 @@ static tn_status print_sample(struct run *run)
     for (size_t i = 0; status == TN_OK && i < n_prompt; i++)
         prompt[i] = (unsigned char)s->sample[i];
     if (status == TN_OK)
-        status = tn_sample(run->sample.exec, run->sample.feed, &run->sample.compiled.flat, s->seed, s->temperature, prompt,
-                           (int64_t)n_prompt, s->sample_tokens, out);
+        status = tn_sample(run->sample.exec, run->sample.feed, &run->sample.compiled.flat, s->seed, s->temperature,
+                           prompt, (int64_t)n_prompt, s->sample_tokens, out);
     for (int64_t i = 0; status == TN_OK && i < s->sample_tokens; i++)
         text[i] = (char)out[i];
     if (status == TN_OK && run->report)
@@ -393,7 +396,8 @@ static tn_status run_steps(struct run *run)
 static int open_data(struct run *run)
 {
     const struct tn_settings *s = &run->job->settings;
-    tn_data_open(&run->data, s, &run->job->manifest, run->job->facts.get(&run->job->facts, "vocab", 0), &run->job->diag);
+    tn_data_open(&run->data, s, &run->job->manifest, run->job->facts.get(&run->job->facts, "vocab", 0),
+                 &run->job->diag);
     size_t n = (size_t)(s->batch * s->sequence);
     run->tokens = malloc(n * sizeof *run->tokens);
     run->labels = malloc(n * sizeof *run->labels);

@@ -1,9 +1,9 @@
 /* What the memory of the host gives, to hold the figures against (bench.h).
  *
  * An operation over shared memory cannot be faster than the cores can load and store the bytes that it must touch. The
- * ceiling is measured beside it, in a working set of the same size, as loads and stores of the same kind: in place, from
- * one half to the other with and without the cache, loads or stores alone. Of the ways that an operation could go the best
- * counts. So in small sizes it is a cache's, in large ones the memory's. */
+ * ceiling is measured beside it, in a working set of the same size, as loads and stores of the same kind: in place,
+ * from one half to the other with and without the cache, loads or stores alone. Of the ways that an operation could go
+ * the best counts. So in small sizes it is a cache's, in large ones the memory's. */
 #include "bench.h"
 
 #include <stdlib.h>

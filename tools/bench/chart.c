@@ -214,8 +214,9 @@ void bench_chart_write(const json_t *about, const json_t *results, const struct 
 {
     const char *op[BENCH_OPS], *place[BENCH_OPS];
     int n = list_ops(results, op, place);
-    fprintf(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
-                 "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
+    fprintf(out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
+            "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             WIDTH, n * FRAME + 1, WIDTH, n * FRAME + 1);
     for (int i = 0; i < n; i++) {
         struct frame f = { .results = results, .chart = chart, .op = op[i], .place = place[i], .top = i * FRAME };

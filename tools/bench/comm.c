@@ -148,8 +148,8 @@ static int start_ceiling(struct comm *m)
     return BENCH_PASSES;
 }
 
-/* Bytes per second that all workers together loaded and stored in the best way. Each counts with its own time: a backend
- * may share work out as the cores are free. */
+/* Bytes per second that all workers together loaded and stored in the best way. Each counts with its own time: a
+ * backend may share work out as the cores are free. */
 static double ceiling_of(const struct comm *m, const struct bench_outcome *pass, int passes)
 {
     double best = 0;

@@ -369,8 +369,8 @@ static json_t *traffic_json(const struct entrant *e)
     size_t n = count_traffic(&e->compiled.flat, traffic);
     json_t *all = json_array();
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(all, json_pack("{s:s, s:s, s:I, s:f}", "axis", e->job.mesh.axis[traffic[i].axis].name, "op",
-                                             tn_op_kind(traffic[i].opcode)->name, "calls",
+        json_array_append_new(all, json_pack("{s:s, s:s, s:I, s:f}", "axis", e->job.mesh.axis[traffic[i].axis].name,
+                                             "op", tn_op_kind(traffic[i].opcode)->name, "calls",
                                              (json_int_t)traffic[i].calls, "bytes", traffic[i].bytes));
     return all;
 }
@@ -416,11 +416,11 @@ static json_t *row_json(const struct replay *m, int which, const struct row *row
 {
     return json_pack("{s:s, s:s, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "op", "step",
                      "backend", m->entrant[which].name, "ranks", m->w->n, "iterations",
-                     (json_int_t)row->alone.iterations, "alone_us", row->alone.time_us, "alone_p99_us", row->alone.p99_us,
-                     "alone_ratio", row->alone_ratio.middle, "alone_ratio_low", row->alone_ratio.low, "alone_ratio_high",
-                     row->alone_ratio.high, "step_us", row->step.time_us, "step_p99_us", row->step.p99_us, "step_ratio",
-                     row->step_ratio.middle, "step_ratio_low", row->step_ratio.low, "step_ratio_high",
-                     row->step_ratio.high, "compute_us", compute_us, "hidden_share",
+                     (json_int_t)row->alone.iterations, "alone_us", row->alone.time_us, "alone_p99_us",
+                     row->alone.p99_us, "alone_ratio", row->alone_ratio.middle, "alone_ratio_low", row->alone_ratio.low,
+                     "alone_ratio_high", row->alone_ratio.high, "step_us", row->step.time_us, "step_p99_us",
+                     row->step.p99_us, "step_ratio", row->step_ratio.middle, "step_ratio_low", row->step_ratio.low,
+                     "step_ratio_high", row->step_ratio.high, "compute_us", compute_us, "hidden_share",
                      row->hidden >= 0 ? json_real(row->hidden) : json_null());
 }
 
@@ -435,8 +435,8 @@ static void print_gain(const struct replay *m, const struct row *rows, double co
             printf("# with %s in place of %s the step takes %.1f%% %s\n", m->entrant[i].name, m->entrant[0].name,
                    percent < 0 ? -percent : percent, percent < 0 ? "less" : "more");
         else
-            printf("# with %s in place of %s the step takes the same, as far as this run can tell\n", m->entrant[i].name,
-                   m->entrant[0].name);
+            printf("# with %s in place of %s the step takes the same, as far as this run can tell\n",
+                   m->entrant[i].name, m->entrant[0].name);
     }
 }
 

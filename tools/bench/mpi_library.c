@@ -138,8 +138,8 @@ static tn_status reduces(struct tn_comm *c, uint64_t count, uint32_t dtype)
     return TN_OK;
 }
 
-static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, uint32_t red,
-                            struct tn_queue *q, struct tn_request **r)
+static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            uint32_t red, struct tn_queue *q, struct tn_request **r)
 {
     (void)q;
     tn_status status = reduces(c, count, dtype);
@@ -190,8 +190,8 @@ static tn_status all_to_all(struct tn_comm *c, const void *send, void *recv, uin
     return done(c, MPI_Alltoall(send, (int)count, type_of(dtype), recv, (int)count, type_of(dtype), c->comm), r);
 }
 
-static tn_status broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, int32_t root,
-                           struct tn_queue *q, struct tn_request **r)
+static tn_status broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                           int32_t root, struct tn_queue *q, struct tn_request **r)
 {
     (void)q;
     int size = 0;

@@ -15,9 +15,9 @@ void bench_table_head(const struct bench_options *o, int op)
     (void)o;
     printf("#\n# %s\n", bench_op_name(op));
     printf("# %51s %37s\n", "out-of-place", "in-place");
-    printf("# %10s %11s %5s %6s %5s %9s %7s %7s %6s %9s %7s %7s %6s  %-14s %9s %8s %7s %7s %s\n", "size", "count", "type",
-           "redop", "root", "time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong", "backend", "p99",
-           "skew", "ceil%", "ratio", "95% interval");
+    printf("# %10s %11s %5s %6s %5s %9s %7s %7s %6s %9s %7s %7s %6s  %-14s %9s %8s %7s %7s %s\n", "size", "count",
+           "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong", "backend",
+           "p99", "skew", "ceil%", "ratio", "95% interval");
     printf("# %10s %11s %31s %7s %7s %16s %7s %7s %25s %9s\n", "(B)", "(elements)", "(us)", "(GB/s)", "(GB/s)", "(us)",
            "(GB/s)", "(GB/s)", "(us)", "(us)");
 }

@@ -1,7 +1,7 @@
 /* tenon bench latency and bandwidth: messages from rank 0 to rank 1 and back (bench.h).
  *
- * latency: a message to and fro; the time is half of a round trip. bandwidth: a window of messages is under way at once,
- * answered by a small one; then both ranks send a window to each other. Other ranks look on. */
+ * latency: a message to and fro; the time is half of a round trip. bandwidth: a window of messages is under way at
+ * once, answered by a small one; then both ranks send a window to each other. Other ranks look on. */
 #include "bench.h"
 
 #include <stdlib.h>

@@ -69,7 +69,8 @@ static void digest(const struct bench_world *w, const struct packed *all, size_t
     *outcome = (struct bench_outcome){ .time_us = bench_median(took, calls), .p99_us = bench_percentile(took, calls, 99),
                                        .least_us = bench_percentile(took, calls, 0), .blocks = blocks,
                                        .skew_us = w->local_n == w->n ? bench_median(skew, calls) : -1,
-                                       .rate = bench_median(rate, calls), .iterations = calls };
+                                       .rate = bench_median(rate, calls),
+                                       .iterations = calls };
     for (size_t block = 0; block < blocks; block++) {
         size_t from = calls_before(calls, blocks, block);
         outcome->block_us[block] = bench_median(took + from, calls_before(calls, blocks, block + 1) - from);

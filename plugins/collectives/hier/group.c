@@ -61,7 +61,8 @@ tn_status hier_say_host(struct hier *h)
 {
     const struct tn_bootstrap *boot = &h->bootstrap;
     char key[48];
-    tn_status status = boot->put(boot->ctx, host_key(boot->rank, key, sizeof key), &boot->host_id, sizeof boot->host_id);
+    tn_status status =
+        boot->put(boot->ctx, host_key(boot->rank, key, sizeof key), &boot->host_id, sizeof boot->host_id);
     return status >= 0 ? TN_OK : h->host->fail(h->host, status, "hier: the bootstrap does not take this rank's host");
 }
 
@@ -79,8 +80,8 @@ static tn_status ask_host(struct hier *h, const char *name, int32_t rank, uint64
             return h->host->fail(h->host, status, "hier: making group %s: the bootstrap failed", name);
         int died = boot->poll(boot->ctx) == TN_PEER;
         if (died || hier_now() >= deadline_ns)
-            return h->host->fail(h->host, died ? TN_PEER : TN_TIMEOUT, "hier: making group %s: rank %d has not come%s", name,
-                                 (int)rank, died ? ", and a rank of the job has died" : "");
+            return h->host->fail(h->host, died ? TN_PEER : TN_TIMEOUT, "hier: making group %s: rank %d has not come%s",
+                                 name, (int)rank, died ? ", and a rank of the job has died" : "");
         nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
     }
 }

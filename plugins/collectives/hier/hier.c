@@ -254,7 +254,8 @@ static void end_all(struct tn_comm *c, tn_status status)
     c->head = c->tail;
 }
 
-void hier_fail(struct tn_comm *c, const struct tn_request *r, const struct side *side, struct tn_comm *below, tn_status status)
+void hier_fail(struct tn_comm *c, const struct tn_request *r, const struct side *side, struct tn_comm *below,
+               tn_status status)
 {
     struct tn_comm_error error;
     ask_below(side, below, &error);
@@ -270,7 +271,8 @@ void hier_fail(struct tn_comm *c, const struct tn_request *r, const struct side 
             snprintf(c->error_text, sizeof c->error_text, "hier: %s", error.message);
         else
             snprintf(c->error_text, sizeof c->error_text, "hier: group %s %s", c->name,
-                     status == TN_ABORTED ? "was aborted" : "cannot go on: a backend below failed and does not say why");
+                     status == TN_ABORTED ? "was aborted"
+                                          : "cannot go on: a backend below failed and does not say why");
         say_failure(c, status);
     }
     end_all(c, status);

@@ -121,26 +121,29 @@ static uint64_t block_of(const struct tn_comm *c, int32_t h, int32_t k)
 
 /* ---- calls below ---- */
 
-static tn_status gather(struct piece *p, const struct side *s, struct tn_comm *group, const char *from, char *to, uint64_t count)
+static tn_status gather(struct piece *p, const struct side *s, struct tn_comm *group, const char *from, char *to,
+                        uint64_t count)
 {
     p->side = s;
     return s->table->all_gather(group, from, to, count, work_dtype(p->op), NULL, &p->below);
 }
 
-static tn_status scatter(struct piece *p, const struct side *s, struct tn_comm *group, const char *from, char *to, uint64_t count)
+static tn_status scatter(struct piece *p, const struct side *s, struct tn_comm *group, const char *from, char *to,
+                         uint64_t count)
 {
     p->side = s;
     return s->table->reduce_scatter(group, from, to, count, work_dtype(p->op), p->op->red, NULL, &p->below);
 }
 
-static tn_status reduce(struct piece *p, const struct side *s, struct tn_comm *group, const char *from, char *to, uint64_t count)
+static tn_status reduce(struct piece *p, const struct side *s, struct tn_comm *group, const char *from, char *to,
+                        uint64_t count)
 {
     p->side = s;
     return s->table->all_reduce(group, from, to, count, work_dtype(p->op), p->op->red, NULL, &p->below);
 }
 
-static tn_status spread(struct piece *p, const struct side *s, struct tn_comm *group, char *x, uint64_t count, uint32_t dtype,
-                        int32_t root)
+static tn_status spread(struct piece *p, const struct side *s, struct tn_comm *group, char *x, uint64_t count,
+                        uint32_t dtype, int32_t root)
 {
     p->side = s;
     return s->table->broadcast(group, x, x, count, dtype, root, NULL, &p->below);
@@ -297,8 +300,8 @@ static tn_status all_to_all(struct piece *p, int stage)
         return no_memory(p);
     if (stage == DOWN) {
         for (int32_t i = 0; i < c->n; i++)
-            memcpy(give + block_of(c, c->host[i], c->local[i]) * block, r->send + ((uint64_t)i * r->count + p->at) * r->esize,
-                   block);
+            memcpy(give + block_of(c, c->host[i], c->local[i]) * block,
+                   r->send + ((uint64_t)i * r->count + p->at) * r->esize, block);
         p->side = &h->inner;
         return h->inner.table->all_to_all(c->down, give, got, (uint64_t)c->n_hosts * p->length, r->dtype, NULL, &p->below);
     }

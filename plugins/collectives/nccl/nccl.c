@@ -190,7 +190,8 @@ void nccl_register_piece(struct nccl *b, struct tn_comm *c, int piece)
 {
     if (c->failed)
         return;
-    if (ncclCommRegister(c->collectives, b->pieces[piece].base, b->pieces[piece].bytes, &c->handles[piece]) != ncclSuccess)
+    if (ncclCommRegister(c->collectives, b->pieces[piece].base, b->pieces[piece].bytes, &c->handles[piece]) !=
+        ncclSuccess)
         c->handles[piece] = NULL; /* it works as plain memory */
 }
 

@@ -107,7 +107,8 @@ static tn_status find_host(struct shm *s, uint64_t deadline)
         if ((st = ask(s, key_of(s, "card", r, key, sizeof key), &card, sizeof card, &got, deadline)) != TN_OK)
             return st;
         if (got != sizeof card || card.layout != LAYOUT || card.rank < 0 || card.rank >= world)
-            return s->host->fail(s->host, TN_CONFLICT, "shm: a rank of this host runs another version of shm.so than rank %d",
+            return s->host->fail(s->host, TN_CONFLICT,
+                                 "shm: a rank of this host runs another version of shm.so than rank %d",
                                  (int)s->bootstrap.rank);
         s->world[r] = card.rank;
         s->seats[card.rank] = r;

@@ -127,7 +127,8 @@ static int greet(struct tn_comm *c, int32_t member, uint8_t *is_told)
     if (*is_told)
         return 1;
     if (!peer->is_connected && !peer->flush) {
-        ucx_say(c, NULL, member, head, warm_up, sizeof warm_up); /* UCX connects, and gets buffers, for a first message */
+        ucx_say(c, NULL, member, head, warm_up,
+                sizeof warm_up); /* UCX connects, and gets buffers, for a first message */
         peer->flush = ucp_ep_flush_nbx(peer->ep, &(ucp_request_param_t){ 0 });
         if (UCS_PTR_IS_ERR(peer->flush)) {
             ucx_peer_failed(c->backend, c->ranks[member], UCS_PTR_STATUS(peer->flush));

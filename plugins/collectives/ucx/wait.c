@@ -156,7 +156,8 @@ static tn_status give_up(struct tn_request *r, uint64_t timeout_ns)
     if (missing >= 0)
         return ucx_error(c, r, TN_TIMEOUT, missing, "rank %d is missing after %.1f s", (int)missing,
                          (double)timeout_ns / 1e9);
-    return ucx_error(c, r, TN_TIMEOUT, -1, "all members came, but it is not done after %.1f s", (double)timeout_ns / 1e9);
+    return ucx_error(c, r, TN_TIMEOUT, -1, "all members came, but it is not done after %.1f s",
+                     (double)timeout_ns / 1e9);
 }
 
 tn_status ucx_wait(struct tn_request *r, uint64_t timeout_ns)

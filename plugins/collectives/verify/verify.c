@@ -46,7 +46,8 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
     tn_status status = v->next->caps(v->next_self, &can);
     v->dtypes = can.dtypes;
     if (status == TN_OK && v->checksum && !can.host_memory)
-        return v->host->fail(v->host, TN_UNSUPPORTED, "[verify] checksum: the buffers of this backend are not in host memory");
+        return v->host->fail(v->host, TN_UNSUPPORTED,
+                             "[verify] checksum: the buffers of this backend are not in host memory");
     return status == TN_OK ? v->next->init(v->next_self, bootstrap, timeout_ns) : status;
 }
 

@@ -38,7 +38,8 @@ static void check_heads(const struct cp *cp, int32_t size, const char *name)
     int64_t heads = fact(cp, name);
     if (cp->method != CP_ALL_TO_ALL || heads <= 0 || heads % size == 0)
         return;
-    snprintf(what, sizeof what, "%d does not divide %s = %lld, which all_to_all deals out", size, name, (long long)heads);
+    snprintf(what, sizeof what, "%d does not divide %s = %lld, which all_to_all deals out", size, name,
+             (long long)heads);
     sizes_text(cp, fix, sizeof fix - 40);
     strcat(fix, ", or method = ring");
     cp->host->problem(cp->host, "size", what, fix);
@@ -51,7 +52,8 @@ tn_status cp_check(void *self, int32_t size)
     char what[160], fix[320];
     if (sequence > 0 && sequence % pieces != 0) {
         snprintf(what, sizeof what, "the sequence of %lld tokens does not divide by %lld, %s%d%s", (long long)sequence,
-                 (long long)pieces, pieces > size ? "two runs on each of " : "", size, pieces > size ? " ranks" : " ranks of it");
+                 (long long)pieces, pieces > size ? "two runs on each of " : "", size,
+                 pieces > size ? " ranks" : " ranks of it");
         sizes_text(cp, fix, sizeof fix - 80);
         snprintf(fix + strlen(fix), 80, ", or a [data] sequence such as %lld",
                  (long long)((sequence + pieces - 1) / pieces * pieces));

@@ -1,8 +1,9 @@
 /* cp: context parallelism. Each rank of the axis has a part of every sequence; only attention looks across.
  *
- * place.c cuts the inputs along the sequence and makes attention an op of its own, cp.attention, whose ranks talk to each
- * other; lower.c replaces it by blocks of attention and messages: around a ring (Liu et al. 2023), or after gathering all
- * keys (Dubey et al. 2024). With all_to_all (Jacobs et al. 2023) attention stays as it is, and types do the exchange. */
+ * place.c cuts the inputs along the sequence and makes attention an op of its own, cp.attention, whose ranks talk to
+ * each other; lower.c replaces it by blocks of attention and messages: around a ring (Liu et al. 2023), or after
+ * gathering all keys (Dubey et al. 2024). With all_to_all (Jacobs et al. 2023) attention stays as it is, and types do
+ * the exchange. */
 #include <string.h>
 
 #include "cp.h"

@@ -1,12 +1,12 @@
 /* cp, all-gather attention (Dubey et al. 2024, 3.3.2): keys and values of all ranks are gathered, and one block of
- * attention has this rank's queries. Backward gathers them again, unless told to keep them, and the gradients of all keys
- * are summed and scattered home.
+ * attention has this rank's queries. Backward gathers them again, unless told to keep them, and the gradients of all
+ * keys are summed and scattered home.
  *
  *     k.all = all_gather k;  o = block(q, k.all, v.all)
  *     dq, dk.all, dv.all = block_dx(..);  dk = reduce_scatter dk.all
  *
- * A gather stands behind what makes its input, so that it runs beside what else is done there. Gathered keys lie rank after
- * rank, as their indices do; in no other order do they need to be. */
+ * A gather stands behind what makes its input, so that it runs beside what else is done there. Gathered keys lie rank
+ * after rank, as their indices do; in no other order do they need to be. */
 #include "cp.h"
 
 /* More than one sequence: what is gathered along the second dimension comes as blocks. */

@@ -98,8 +98,8 @@ tn_value cp_index(struct lowering *l, int32_t rank)
     return l->by_rank[rank];
 }
 
-/* Of all pairs of a query in [q, q + n) and a key in [k, k + n), runs that are the same or apart, those where the key is not
- * the later one. */
+/* Of all pairs of a query in [q, q + n) and a key in [k, k + n), runs that are the same or apart, those where the key
+ * is not the later one. */
 static double seen(int64_t q, int64_t k, int64_t n)
 {
     return k < q ? (double)n * (double)n : k == q ? (double)n * (double)(n + 1) / 2 : 0;

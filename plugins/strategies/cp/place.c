@@ -2,8 +2,8 @@
  *
  * Requires: a program with gradients, global shapes. Establishes: every input with a dimension "sequence" is cut along
  * it, in zigzag order if asked; attention and its gradient are ops of cp, which allow that cut, or with all_to_all
- * their results are wanted with the heads cut. All else follows: ops of single tokens take any cut, and the loss and the
- * gradients of params are terms of sums over the axis.
+ * their results are wanted with the heads cut. All else follows: ops of single tokens take any cut, and the loss and
+ * the gradients of params are terms of sums over the axis.
  *
  *     o, lse = attention(q, k, v)     =>     o, lse = cp.attention(q, k, v) axis=1
  */
@@ -65,8 +65,8 @@ static void want_cuts(const struct cp *cp, struct tn_program *program, int32_t a
     for (tn_value v = cp->read->value_next(program, 0); v; v = cp->read->value_next(program, v)) {
         struct tn_value_info info = {.struct_size = sizeof info};
         cp->read->value_info(program, v, &info);
-        if (input && info.def && info.kind == TN_KIND_ACTIVATION && info.rank >= 2 && info.shape[0] == tokens.shape[0] &&
-            info.shape[1] == tokens.shape[1])
+        if (input && info.def && info.kind == TN_KIND_ACTIVATION && info.rank >= 2 &&
+            info.shape[0] == tokens.shape[0] && info.shape[1] == tokens.shape[1])
             cp->edit->want(program, v, axis, cp_is_zigzag(cp) ? TN_SHARD_ZIGZAG(1) : TN_SHARD(1));
     }
 }
@@ -99,7 +99,8 @@ static void check_heads(const struct cp *cp, struct tn_program *program, int32_t
         if (heads == 0 || heads % (ranks * size) == 0)
             continue;
         char what[160];
-        snprintf(what, sizeof what, "all_to_all deals %s = %lld out over size = %d, of which other strategies have cut %lld parts",
+        snprintf(what, sizeof what,
+                 "all_to_all deals %s = %lld out over size = %d, of which other strategies have cut %lld parts",
                  names[i], (long long)heads, size, (long long)ranks);
         cp->host->problem(cp->host, "method", what, "use sizes whose product divides it, or method = ring");
     }

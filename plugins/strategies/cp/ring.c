@@ -5,8 +5,8 @@
  *     send k1;        k2 = recv;           o = block(q, k1, v1, o)      .. and of rank r-1's
  *
  * Backward goes around once more, with o and lse of all keys. Each block's dk and dv are added to what has come from
- * the rank before, one hop behind the keys, and go home with a last hop. A message is waited for where it is first used:
- * keys behind the block before, gradients behind the block that is added to them.
+ * the rank before, one hop behind the keys, and go home with a last hop. A message is waited for where it is first
+ * used: keys behind the block before, gradients behind the block that is added to them.
  *
  * Blocks that no query of this rank may see are left out. */
 #include "cp.h"

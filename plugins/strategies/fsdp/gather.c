@@ -1,8 +1,8 @@
 /* fsdp.lower, level full: gathered params live around their use.
  *
  * Requires: a resolved program, in which each param (or its cast) is gathered once. Establishes: each unit that uses a
- * param has a gather of its own; those of a unit stand together, `prefetch` units ahead of the unit's first use, so that
- * they start together and run beside what the units between compute. Preserves: all values, to the bit.
+ * param has a gather of its own; those of a unit stand together, `prefetch` units ahead of the unit's first use, so
+ * that they start together and run beside what the units between compute. Preserves: all values, to the bit.
  *
  *     forward:  w' = all_gather w; y = linear x w'          forward:  w' = all_gather w; y = linear x w'
  *     backward: dx = linear_dx dy w'                   =>   backward: w'.again = all_gather w
@@ -16,8 +16,8 @@
 #include <string.h>
 
 /* Ops from `user` on that are in member's unit take `to` instead of `from`. */
-static void use_in_unit(const struct fsdp_lowering *l, const struct fsdp_member *member, const char *name, tn_value from,
-                        tn_value to)
+static void use_in_unit(const struct fsdp_lowering *l, const struct fsdp_member *member, const char *name,
+                        tn_value from, tn_value to)
 {
     const struct tn_program_api *read = l->fsdp->read;
     for (tn_op user = read->user_next(l->program, from, 0); user; user = read->user_next(l->program, from, user)) {

@@ -1,9 +1,9 @@
 /* fsdp.lower, levels gradients and full: a unit's gradients are reduced together.
  *
  * Requires: a resolved program, in which each gradient is reduced and scattered where it is made, and added to its
- * accumulator. Establishes: a unit's reduce_scatters stand together, behind the op that completes its last gradient; what
- * they give is added behind those of the next unit, so that they run beside its backward pass (with prefetch = 0 at
- * once, so that no more than one unit's gradients are whole). Preserves: all values, to the bit.
+ * accumulator. Establishes: a unit's reduce_scatters stand together, behind the op that completes its last gradient;
+ * what they give is added behind those of the next unit, so that they run beside its backward pass (with prefetch = 0
+ * at once, so that no more than one unit's gradients are whole). Preserves: all values, to the bit.
  *
  *     a = reduce_scatter dwa; A' = accumulate a A           a = reduce_scatter dwa
  *     dwb = linear_dw ..                              =>    dwb = linear_dw ..

@@ -1,15 +1,15 @@
 /* pp.lower: what crosses between ranks is sent.
  *
- * Requires: a resolved program with stages, lowered by all others. Establishes: a value that another rank's stage uses is
- * sent by the stage that makes it and received there before that stage's first op of the region:
+ * Requires: a resolved program with stages, lowered by all others. Establishes: a value that another rank's stage uses
+ * is sent by the stage that makes it and received there before that stage's first op of the region:
  *
  *     h = add a b          (stage 0)        h = add a b;  send h          (stage 0)
  *     n = rmsnorm h w      (stage 1)   =>   h.at1 = recv;  n = rmsnorm h.at1 w   (stage 1)
  *
- * Sends stand in the order in which values are made, receives of a region in the same order. The ranks' ring is coloured:
- * neighbouring links, and the two directions of a link, have different channels. So on each channel a rank only sends to
- * one other or only receives from one, in the order of micro-batches, and no order of slots can deadlock, even with a
- * backend that does one thing after another on each channel (tests/unit/test_pipeline.c).
+ * Sends stand in the order in which values are made, receives of a region in the same order. The ranks' ring is
+ * coloured: neighbouring links, and the two directions of a link, have different channels. So on each channel a rank
+ * only sends to one other or only receives from one, in the order of micro-batches, and no order of slots can deadlock,
+ * even with a backend that does one thing after another on each channel (tests/unit/test_pipeline.c).
  */
 #include "pp.h"
 
@@ -42,11 +42,12 @@ static tn_op first_of(const struct crossing *c, int32_t stage, uint32_t region, 
 /* The first user of v, after its maker, that is on another rank. */
 static tn_op user_on(const struct crossing *c, tn_value v, int32_t maker, int32_t *stage)
 {
-    for (tn_op user = c->pp->read->user_next(c->program, v, 0); user; user = c->pp->read->user_next(c->program, v, user)) {
+    for (tn_op user = c->pp->read->user_next(c->program, v, 0); user;
+         user = c->pp->read->user_next(c->program, v, user)) {
         struct tn_op_info info;
         pp_op(c->pp, c->program, user, &info);
-        if (info.stage >= 0 && !same_rank(c, info.stage, maker) && info.opcode != TN_OP_STAGE_SUM && info.opcode != TN_OP_BROADCAST &&
-            info.opcode != TN_OP_RECV) {
+        if (info.stage >= 0 && !same_rank(c, info.stage, maker) && info.opcode != TN_OP_STAGE_SUM &&
+            info.opcode != TN_OP_BROADCAST && info.opcode != TN_OP_RECV) {
             *stage = info.stage;
             return user;
         }
@@ -64,10 +65,12 @@ static int channel_of(const struct crossing *c, int32_t from, int32_t to)
 
 static void use_there(const struct crossing *c, tn_value v, tn_value there, int32_t stage)
 {
-    for (tn_op user = c->pp->read->user_next(c->program, v, 0); user; user = c->pp->read->user_next(c->program, v, user)) {
+    for (tn_op user = c->pp->read->user_next(c->program, v, 0); user;
+         user = c->pp->read->user_next(c->program, v, user)) {
         struct tn_op_info info;
         pp_op(c->pp, c->program, user, &info);
-        for (uint32_t i = 0; info.stage >= 0 && same_rank(c, info.stage, stage) && info.opcode != TN_OP_RECV && i < info.n_in; i++)
+        for (uint32_t i = 0;
+             info.stage >= 0 && same_rank(c, info.stage, stage) && info.opcode != TN_OP_RECV && i < info.n_in; i++)
             if (info.in[i] == v)
                 c->pp->edit->set_input(c->program, user, i, there);
     }
@@ -95,7 +98,8 @@ static int send_across(const struct crossing *c, tn_op maker, tn_value v, int32_
     int once = used.region == TN_REGION_STEP && made.region != TN_REGION_STEP;
     uint32_t region = used.region == TN_REGION_STEP ? TN_REGION_STEP : made.region;
     edit->at(c->program, region, made.layer, from);
-    edit->insert_before(c->program, once ? first_of(c, from, TN_REGION_STEP, maker) : c->pp->read->op_next(c->program, maker));
+    edit->insert_before(c->program,
+                        once ? first_of(c, from, TN_REGION_STEP, maker) : c->pp->read->op_next(c->program, maker));
     snprintf(name, sizeof name, "%.230s.to%d", value.name, to);
     edit->op(c->program, TN_OP_SEND, name, &v, 1, out, 3);
     tn_op send = edit->last_op(c->program), first = first_of(c, to, region, send);

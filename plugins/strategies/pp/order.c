@@ -68,8 +68,8 @@ static void virtual_slot(struct order *o, uint32_t region, int32_t k)
         slot(o, region, region == TN_REGION_FORWARD ? chunk : o->chunks - 1 - chunk, micro);
 }
 
-/* The last group may be short: it is ordered as a whole one, and what it lacks is left out. Shifting later slots into the
- * gaps would make ranks wait for one another for ever. */
+/* The last group may be short: it is ordered as a whole one, and what it lacks is left out. Shifting later slots into
+ * the gaps would make ranks wait for one another for ever. */
 static void interleaved(struct order *o)
 {
     int32_t groups = (o->micro_batches + o->ranks - 1) / o->ranks, total = groups * o->ranks * o->chunks;
@@ -83,8 +83,8 @@ static void interleaved(struct order *o)
     }
 }
 
-tn_status pp_schedule(void *self, const struct tn_program *program, int32_t micro_batches, struct tn_slot *slots, uint32_t cap,
-                      uint32_t *n)
+tn_status pp_schedule(void *self, const struct tn_program *program, int32_t micro_batches, struct tn_slot *slots,
+                      uint32_t cap, uint32_t *n)
 {
     const struct pp *pp = self;
     struct order o = {.slots = slots, .cap = cap, .ranks = pp->size, .chunks = pp_stages(pp, pp->size) / pp->size,

@@ -129,7 +129,8 @@ static void place_rest(struct staging *s)
         int32_t stage = PP_ALL, last;
         if (out.like)
             stage = pp_stage_of_param(s, out.like, &last);
-        else if (info.region == TN_REGION_STEP && info.n_in && pp_stage_of_value(s, info.in[0]) >= 0 && info.opcode != TN_OP_SUMSQ)
+        else if (info.region == TN_REGION_STEP && info.n_in && pp_stage_of_value(s, info.in[0]) >= 0 &&
+                 info.opcode != TN_OP_SUMSQ)
             stage = pp_stage_of_value(s, info.in[0]);
         pp_set_stage(s, op, stage == PP_NONE ? PP_ALL : stage);
     }
@@ -270,6 +271,7 @@ tn_status pp_place(void *self, struct tn_program *program)
     pp->host->release(pp->host, stage);
     pp->host->release(pp->host, s);
     if (status != TN_OK)
-        return pp->host->fail(pp->host, status, status == TN_INVALID ? "the layers do not add up" : "no memory for the stages");
+        return pp->host->fail(pp->host, status,
+                              status == TN_INVALID ? "the layers do not add up" : "no memory for the stages");
     return TN_OK;
 }

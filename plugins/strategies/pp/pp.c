@@ -1,7 +1,8 @@
 /* pp: pipeline parallelism. Each rank of the axis runs the layers of one stage, micro-batch after micro-batch.
  *
  * cut.c says which layers each stage has, place.c gives every op its stage, tied.c copies shared params; lower.c sends
- * across the cuts, weight.c puts weight gradients off; order.c is the order of micro-batches. This file has the options. */
+ * across the cuts, weight.c puts weight gradients off; order.c is the order of micro-batches. This file has the
+ * options. */
 #include "pp.h"
 
 #include <stdio.h>
@@ -63,7 +64,8 @@ static void check_chunks(const struct pp *pp)
     if (pp->schedule == PP_INTERLEAVED && pp->chunks == 1)
         host->problem(host, "chunks", "1 chunk a rank is nothing to interleave", "use 2 or more, or schedule = 1f1b");
     if (pp->schedule != PP_INTERLEAVED && pp->chunks > 1) {
-        snprintf(what, sizeof what, "%d chunks a rank, but schedule = %s runs one", pp->chunks, schedules[pp->schedule]);
+        snprintf(what, sizeof what, "%d chunks a rank, but schedule = %s runs one", pp->chunks,
+                 schedules[pp->schedule]);
         host->problem(host, "chunks", what, "leave it out, or use schedule = interleaved");
     }
 }
@@ -79,8 +81,8 @@ static tn_status check(void *self, int32_t size)
     if (layers <= 0 || layers > PP_MOST_LAYERS)
         return TN_OK; /* the model says so */
     if (stages > layers) {
-        snprintf(what, sizeof what, "%d ranks with %d stages each are %d stages, for %lld layers: some would have none", size,
-                 stages / size, stages, (long long)layers);
+        snprintf(what, sizeof what, "%d ranks with %d stages each are %d stages, for %lld layers: some would have none",
+                 size, stages / size, stages, (long long)layers);
         int n = snprintf(fix, sizeof fix, "use at most %lld", (long long)layers * size / stages);
         if (stages > size && layers / size >= 2)
             snprintf(fix + n, sizeof fix - (size_t)n, ", or chunks = %lld", (long long)layers / size);
@@ -88,7 +90,8 @@ static tn_status check(void *self, int32_t size)
             snprintf(fix + n, sizeof fix - (size_t)n, ", or schedule = 1f1b");
         host->problem(host, "size", what, fix);
     } else if (!pp_cut(pp, stages, layers, first)) {
-        snprintf(what, sizeof what, "these are not %d numbers from 1 that add up to layers = %lld", stages, (long long)layers);
+        snprintf(what, sizeof what, "these are not %d numbers from 1 that add up to layers = %lld", stages,
+                 (long long)layers);
         host->problem(host, "layers", what, "give one a stage, cost for stages of equal cost, or none for even ones");
     }
     return TN_OK;

@@ -29,7 +29,8 @@ struct staging {
     int32_t axis, ranks, stages, layers;
     int32_t first[PP_MOST_LAYERS + 1]; /* layer of each stage */
     int32_t *stage;                    /* by op */
-    int32_t *used_first, *used_last;   /* by value: stages of the first and last forward op that uses it, through a cast too */
+    int32_t *used_first,
+        *used_last; /* by value: stages of the first and last forward op that uses it, through a cast too */
     int seen_layer;                    /* of the forward ops so far */
 };
 
@@ -46,8 +47,8 @@ tn_status pp_cut_by_cost(const struct tn_host *host, const double *cost, int32_t
                          int32_t stages, int32_t *first);
 
 /* order.c */
-tn_status pp_schedule(void *self, const struct tn_program *program, int32_t micro_batches, struct tn_slot *slots, uint32_t cap,
-                      uint32_t *n);
+tn_status pp_schedule(void *self, const struct tn_program *program, int32_t micro_batches, struct tn_slot *slots,
+                      uint32_t cap, uint32_t *n);
 
 /* tied.c: a copy of each param that two ranks use. */
 void pp_copy_tied(struct staging *s);
@@ -74,7 +75,8 @@ static inline void pp_op(const struct pp *pp, const struct tn_program *program, 
     pp->read->op_info(program, op, info);
 }
 
-static inline void pp_value(const struct pp *pp, const struct tn_program *program, tn_value v, struct tn_value_info *info)
+static inline void pp_value(const struct pp *pp, const struct tn_program *program, tn_value v,
+                            struct tn_value_info *info)
 {
     *info = (struct tn_value_info){.struct_size = sizeof *info};
     pp->read->value_info(program, v, info);

@@ -201,16 +201,19 @@ static void share_step(const struct tie *t)
 static int only_two(const struct tie *t)
 {
     const struct tn_program_api *read = t->s->pp->read;
-    for (tn_op user = read->user_next(t->s->program, t->param, 0); user; user = read->user_next(t->s->program, t->param, user)) {
+    for (tn_op user = read->user_next(t->s->program, t->param, 0); user;
+         user = read->user_next(t->s->program, t->param, user)) {
         struct tn_op_info info;
         pp_op(t->s->pp, t->s->program, user, &info);
         int32_t stage = t->s->stage[user];
-        if (info.region != TN_REGION_FORWARD || pp_same_rank(t->s, stage, t->stage) || pp_same_rank(t->s, stage, t->copy_stage))
+        if (info.region != TN_REGION_FORWARD || pp_same_rank(t->s, stage, t->stage) ||
+            pp_same_rank(t->s, stage, t->copy_stage))
             continue;
         struct tn_value_info param;
         pp_value(t->s->pp, t->s->program, t->param, &param);
-        t->s->pp->edit->error(t->s->program, user, "stages %d, %d and %d use param %s; pp can share one between two ranks",
-                              t->stage, stage, t->copy_stage, param.name);
+        t->s->pp->edit->error(t->s->program, user,
+                              "stages %d, %d and %d use param %s; pp can share one between two ranks", t->stage, stage,
+                              t->copy_stage, param.name);
         return 0;
     }
     return 1;
@@ -232,7 +235,8 @@ void pp_copy_tied(struct staging *s)
     tn_value last_value = 0;
     for (tn_value v = s->pp->read->value_next(s->program, 0); v; v = s->pp->read->value_next(s->program, v))
         last_value = v;
-    for (tn_value v = s->pp->read->value_next(s->program, 0); v && v <= last_value; v = s->pp->read->value_next(s->program, v)) {
+    for (tn_value v = s->pp->read->value_next(s->program, 0); v && v <= last_value;
+         v = s->pp->read->value_next(s->program, v)) {
         struct tn_value_info info;
         struct tie t = {.s = s, .param = v};
         pp_value(s->pp, s->program, v, &info);

@@ -30,7 +30,8 @@ struct putting_off {
 static int may_move(const struct putting_off *w, const struct tn_op_info *op)
 {
     int serves = 0;
-    if (op->region != TN_REGION_BACKWARD || op->layer < 0 || op->stage < 0 || op->opcode == TN_OP_SEND || op->opcode == TN_OP_RECV)
+    if (op->region != TN_REGION_BACKWARD || op->layer < 0 || op->stage < 0 || op->opcode == TN_OP_SEND ||
+        op->opcode == TN_OP_RECV)
         return 0;
     for (uint32_t i = 0; i < op->n_out; i++) {
         struct tn_value_info out;
