@@ -85,7 +85,7 @@ static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
 static tn_status create(const struct tn_host *host, const struct tn_collective *next, void *next_self, void **self)
 {
     if (next || next_self)
-        return host->fail(host, TN_INVALID, "mpi is a backend and takes no backend below it");
+        return host->fail(host, TN_INVALID, "mpi is a backend and takes no backend below it; use [comm] backend = mpi");
     struct backend *b = host->alloc(host, sizeof *b);
     if (!b)
         return host->fail(host, TN_NO_MEMORY, "no memory for an mpi instance");

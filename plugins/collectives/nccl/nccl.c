@@ -121,7 +121,8 @@ static tn_status create(const struct tn_host *host, const struct tn_collective *
 {
     int devices = 0;
     if (next || next_self)
-        return host->fail(host, TN_INVALID, "nccl is a backend and takes no backend below it");
+        return host->fail(host, TN_INVALID,
+                          "nccl is a backend and takes no backend below it; use [comm] backend = nccl");
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error != cudaSuccess || devices == 0)
         return host->fail(host, TN_UNSUPPORTED, "nccl needs an NVIDIA GPU and its driver (libcuda.so.1): %s",

@@ -72,7 +72,7 @@ static uint64_t find_cache(void)
 static tn_status create(const struct tn_host *host, const struct tn_collective *next, void *next_self, void **self)
 {
     if (next || next_self)
-        return host->fail(host, TN_INVALID, "shm is a backend and takes no backend below it");
+        return host->fail(host, TN_INVALID, "shm is a backend and takes no backend below it; use [comm] backend = shm");
     struct shm *s = host->alloc(host, sizeof *s);
     if (!s)
         return host->fail(host, TN_NO_MEMORY, "no memory for a shm instance");

@@ -33,7 +33,7 @@ tn_status ucx_poll(struct backend *b, uint64_t now)
 static tn_status create(const struct tn_host *host, const struct tn_collective *next, void *next_self, void **self)
 {
     if (next || next_self)
-        return host->fail(host, TN_INVALID, "ucx is a backend and takes no backend below it");
+        return host->fail(host, TN_INVALID, "ucx is a backend and takes no backend below it; use [comm] backend = ucx");
     struct backend *b = host->alloc(host, sizeof *b);
     if (!b)
         return host->fail(host, TN_NO_MEMORY, "no memory for a ucx instance");
