@@ -127,7 +127,8 @@ def triples(groups):
         for layout in group.layouts:
             found.update(itertools.combinations([f for f in STRATEGIES if f in features(group, layout)], 3))
     possible = [t for t in itertools.combinations(STRATEGIES, 3)
-                if len({KIND[f] for f in t}) == 3 and not any(pair in IMPOSSIBLE for pair in itertools.combinations(t, 2))]
+                if len({KIND[f] for f in t}) == 3
+                and not any(pair in IMPOSSIBLE for pair in itertools.combinations(t, 2))]
     return len(found.intersection(possible)), len(possible)
 
 
@@ -136,36 +137,47 @@ def triples(groups):
 class Apart:
     def __init__(self, what, why, says, layout, **training):
         self.what, self.why, self.says, self.layout = what, why, says, layout
-        self.training = {**LLAMA, **UNTIED, "gpt.layers": 4, **{key.replace("__", "."): v for key, v in training.items()}}
+        self.training = {**LLAMA, **UNTIED, "gpt.layers": 4}
+        self.training.update({key.replace("__", "."): value for key, value in training.items()})
 
 
 def apart():
     return [
-        Apart("cp before tp in the chain", "cp deals out the heads that tp has left", "cp must come after tp", Chain("cp, tp", cp=2, tp=2)),
-        *(Apart(f"{other} before ckpt in the chain", f"{other} brings again, for the backward pass, what ckpt's copies use",
+        Apart("cp before tp in the chain", "cp deals out the heads that tp has left", "cp must come after tp",
+              Chain("cp, tp", cp=2, tp=2)),
+        *(Apart(f"{other} before ckpt in the chain",
+                f"{other} brings again, for the backward pass, what ckpt's copies use",
                 rf"{other} must come after ckpt|ckpt must come before {other}", Chain(f"{other}, ckpt", **{other: 2}))
           for other in ("tp", "cp", "fsdp")),
-        *(Apart(f"pp before {other} in the chain", "pp cuts the program that all others have made", rf"pp must come after {other}",
-                Chain(f"pp, {other}", pp=2, **{other: 2})) for other in ("tp", "cp", "dp", "fsdp")),
-        Apart("pp before ckpt in the chain", "pp cuts the program that all others have made", "pp must come after ckpt", Chain("pp, ckpt", pp=2)),
-        *(Apart(f"offload before {other} in the chain", "offload moves what all others have left", rf"offload must come after {other}",
-                Chain(f"offload, {other}", **{other: 2} if other != "ckpt" else {})) for other in ("tp", "cp", "dp", "fsdp", "pp", "ckpt")),
+        *(Apart(f"pp before {other} in the chain", "pp cuts the program that all others have made",
+                rf"pp must come after {other}", Chain(f"pp, {other}", pp=2, **{other: 2})) for other in ("tp", "cp", "dp", "fsdp")),
+        Apart("pp before ckpt in the chain", "pp cuts the program that all others have made",
+              "pp must come after ckpt", Chain("pp, ckpt", pp=2)),
+        *(Apart(f"offload before {other} in the chain", "offload moves what all others have left",
+                rf"offload must come after {other}",
+                Chain(f"offload, {other}", **{other: 2} if other != "ckpt" else {}))
+          for other in ("tp", "cp", "dp", "fsdp", "pp", "ckpt")),
         Apart("cp by all_to_all beside tp, where their product does not divide heads and kv_heads",
-              "each rank has whole heads; the ring takes any number", r"all_to_all deals kv_heads = 4 .* or method = ring",
+              "each rank has whole heads; the ring takes any number",
+              r"all_to_all deals kv_heads = 4 .* or method = ring",
               Chain("tp, cp", tp=2, cp=4, **EXCHANGE)),
         Apart("cp beside tp with sequence_parallel, where their product does not divide the sequence",
               "each rank has as many tokens", r"is cut by tp = 8 and cp = 4; a multiple of 32 would work",
               Chain("tp, cp", tp=8, cp=4, **SP), gpt__kv_heads=8),
         Apart("dp beside fsdp, where their product does not divide the sequences of a micro-batch",
-              "each rank has as many sequences, or dp's shares", r"dimension 0 \(batch\) is 2, and must be a multiple of 4",
+              "each rank has as many sequences, or dp's shares",
+              r"dimension 0 \(batch\) is 2, and must be a multiple of 4",
               Chain("fsdp, dp", 4, fsdp=2, dp=2)),
-        Apart("pp with more stages than layers, interleaved with more stages of all ranks", "a stage has a layer at least",
-              r"2 ranks with 3 stages each are 6 stages, for 4 layers", Chain("pp", 6, pp=2, pp__chunks=3, **INTERLEAVED), data__batch=12),
+        Apart("pp with more stages than layers, interleaved with more stages of all ranks",
+              "a stage has a layer at least",
+              r"2 ranks with 3 stages each are 6 stages, for 4 layers",
+              Chain("pp", 6, pp=2, pp__chunks=3, **INTERLEAVED), data__batch=12),
         Apart("pp's chunks with another schedule than interleaved", "only that one runs several stages a rank",
               "leave it out, or use schedule = interleaved", Chain("pp", 2, pp=2, pp__chunks=2)),
         Apart("ckpt's and offload's tags, where both name the same", "an activation is made again or moved, not both",
               r"\[offload\] tags: .* take norm out", Chain("ckpt, offload", ckpt__tags="norm", offload__tags="norm")),
-        Apart("offload's keep and share", "both say how much moves", "give one of the two", Chain("offload", offload__keep="1M", offload__share=0.5)),
+        Apart("offload's keep and share", "both say how much moves", "give one of the two",
+              Chain("offload", offload__keep="1M", offload__share=0.5)),
     ]
 
 
@@ -193,17 +205,24 @@ def pairs_suite():
     large = {"gpt.mlp": 256, "data.batch": 16}
     return [
         Group("llama, untied, masked targets, five layers", llama, [
-            Chain("ckpt, cp, dp, fsdp, offload", 2, fsdp=2, dp=2, cp=2, **GRADIENTS, **EXCHANGE, **ZIGZAG, **HALF, **away("disk", "host")),
-            Chain("ckpt, fsdp, cp, pp, offload", 2, fsdp=2, cp=2, pp=2, **EXCHANGE, **GPIPE, **FULL, **HALF, **away("host", "disk")),
-            Chain("ckpt, fsdp, cp, pp, offload", 2, fsdp=2, cp=2, pp=2, **OPTIMIZER, **GATHER, **PLAIN, **FULL, **HALF, **away("disk", "disk")),
+            Chain("ckpt, cp, dp, fsdp, offload", 2, fsdp=2, dp=2, cp=2, **GRADIENTS, **EXCHANGE, **ZIGZAG, **HALF,
+                  **away("disk", "host")),
+            Chain("ckpt, fsdp, cp, pp, offload", 2, fsdp=2, cp=2, pp=2, **EXCHANGE, **GPIPE, **FULL, **HALF,
+                  **away("host", "disk")),
+            Chain("ckpt, fsdp, cp, pp, offload", 2, fsdp=2, cp=2, pp=2, **OPTIMIZER, **GATHER, **PLAIN, **FULL, **HALF,
+                  **away("disk", "disk")),
             Chain("ckpt, fsdp, cp, dp", 2, fsdp=2, dp=2, cp=2, **GRADIENTS, **PLAIN, **FULL, **HALF)]),
         Group("gpt2, tied, grouped heads, documents, five layers", gpt2, [
             Chain("ckpt, cp, dp, pp, offload", 2, dp=2, cp=2, pp=2, **GPIPE, **HALF, **away("disk", "disk")),
-            Chain("ckpt, cp, fsdp, pp, offload", 2, fsdp=2, cp=2, pp=2, **GRADIENTS, **GATHER, **PLAIN, **INTERLEAVED, **FULL, **HALF, **away("host", "host")),
-            Chain("ckpt, dp, fsdp, pp, offload", 2, fsdp=2, dp=2, pp=2, **OPTIMIZER, **ZERO_BUBBLE, **HALF, **away("host", "host")),
-            Chain("ckpt, tp, cp, pp, offload", 2, tp=2, cp=2, pp=2, **SP, **GATHER, **PLAIN, **ZERO_BUBBLE, **HALF, **away("disk", "disk")),
+            Chain("ckpt, cp, fsdp, pp, offload", 2, fsdp=2, cp=2, pp=2, **GRADIENTS, **GATHER, **PLAIN, **INTERLEAVED,
+                  **FULL, **HALF, **away("host", "host")),
+            Chain("ckpt, dp, fsdp, pp, offload", 2, fsdp=2, dp=2, pp=2, **OPTIMIZER, **ZERO_BUBBLE, **HALF,
+                  **away("host", "host")),
+            Chain("ckpt, tp, cp, pp, offload", 2, tp=2, cp=2, pp=2, **SP, **GATHER, **PLAIN, **ZERO_BUBBLE, **HALF,
+                  **away("disk", "disk")),
             Chain("tp, pp, offload", 2, tp=2, pp=2, **GPIPE, **away("disk", "disk")),
-            Chain("ckpt, cp, pp, offload", 2, cp=2, pp=2, **EXCHANGE, **ZIGZAG, **ZERO_BUBBLE, **HALF, **away("disk", "off")),
+            Chain("ckpt, cp, pp, offload", 2, cp=2, pp=2, **EXCHANGE, **ZIGZAG, **ZERO_BUBBLE, **HALF,
+                  **away("disk", "off")),
             Chain("dp, fsdp, cp, offload", 2, fsdp=2, dp=2, cp=2, **OPTIMIZER, **GATHER, **away("disk", "disk"))]),
         Group("llama, tied, documents", {**LLAMA, **TIED, **SEPARATE, "gpt.layers": 4}, [
             Chain("fsdp, tp, pp, offload", 2, tp=2, fsdp=2, pp=2, **SP, **OPTIMIZER, **GPIPE, **away("disk", "host"))]),
@@ -211,14 +230,20 @@ def pairs_suite():
             Chain("ckpt, pp, offload", 2, pp=2, **GPIPE, **FULL, **HALF, **away("disk", "off")),
             Chain("ckpt, dp, fsdp, offload", 2, fsdp=2, dp=2, **OPTIMIZER, **away("disk", "off"))], precision="bf16"),
         Group("gpt2, tied, documents, auto", {**gpt2, **large}, [
-            Chain("ckpt, cp, pp, offload", 2, cp=2, pp=2, **GATHER, **PLAIN, **GPIPE, **AUTO, **away("disk", "host"), device__memory="1080K"),
-            Chain("ckpt, dp, fsdp, pp, offload", fsdp=2, dp=2, pp=2, **GRADIENTS, **GPIPE, **AUTO, **away("host", "disk"), device__memory="1050K")]),
+            Chain("ckpt, cp, pp, offload", 2, cp=2, pp=2, **GATHER, **PLAIN, **GPIPE, **AUTO, **away("disk", "host"),
+                  device__memory="1080K"),
+            Chain("ckpt, dp, fsdp, pp, offload", fsdp=2, dp=2, pp=2, **GRADIENTS, **GPIPE, **AUTO,
+                  **away("host", "disk"), device__memory="1050K")]),
         Group("llama, untied, masked targets, auto", {**llama, **large}, [
-            Chain("ckpt, cp, pp, offload", 2, cp=2, pp=2, **EXCHANGE, **INTERLEAVED, **AUTO, **away("disk", "disk"), device__memory="1450K"),
-            Chain("ckpt, fsdp, tp, cp, offload", 2, tp=2, fsdp=2, cp=2, **SP, **OPTIMIZER, **AUTO, **away("off", "host"), device__memory="1170K"),
+            Chain("ckpt, cp, pp, offload", 2, cp=2, pp=2, **EXCHANGE, **INTERLEAVED, **AUTO, **away("disk", "disk"),
+                  device__memory="1450K"),
+            Chain("ckpt, fsdp, tp, cp, offload", 2, tp=2, fsdp=2, cp=2, **SP, **OPTIMIZER, **AUTO,
+                  **away("off", "host"), device__memory="1170K"),
             Chain("ckpt, dp, tp, pp", 2, tp=2, dp=2, pp=2, **ZERO_BUBBLE, **AUTO, device__memory="1730K"),
-            Chain("ckpt, fsdp, dp, pp, offload", 2, fsdp=2, dp=2, pp=2, **GRADIENTS, **AUTO, **away("off", "disk"), device__memory="1490K"),
-            Chain("ckpt, fsdp, dp, pp, offload", fsdp=2, dp=2, pp=2, **INTERLEAVED, **AUTO, **away("off", "disk"), device__memory="1270K")]),
+            Chain("ckpt, fsdp, dp, pp, offload", 2, fsdp=2, dp=2, pp=2, **GRADIENTS, **AUTO, **away("off", "disk"),
+                  device__memory="1490K"),
+            Chain("ckpt, fsdp, dp, pp, offload", fsdp=2, dp=2, pp=2, **INTERLEAVED, **AUTO, **away("off", "disk"),
+                  device__memory="1270K")]),
         Group("llama, untied, bf16, auto", {**llama, **large, **BF16}, [
             Chain("ckpt, tp, dp", 2, tp=2, dp=2, **AUTO, device__memory="1760K")], precision="bf16"),
     ]
@@ -230,7 +255,8 @@ def large_suite():
     llama, gpt2 = {**LLAMA, **UNTIED, **MASKED, **batch}, {**GPT2, **TIED, **SEPARATE, **batch}
     few_heads = {**QWEN, "gpt.kv_heads": 2, **TIED, **SEPARATE, **HARDLY_ANY, **batch}
     odd_sizes = {"gpt.hidden": 40, "gpt.heads": 4, "gpt.kv_heads": 2, "gpt.mlp": 72, "gpt.vocab": 61, "data.batch": 24}
-    everything = Chain("ckpt, tp, cp, fsdp, pp, offload", 2, tp=2, cp=2, fsdp=2, pp=2, **SP, **HALF, **away("host", "host"))
+    everything = Chain("ckpt, tp, cp, fsdp, pp, offload", 2, tp=2, cp=2, fsdp=2, pp=2, **SP, **HALF,
+        **away("host", "host"))
     exchange = Chain("tp, cp, fsdp, pp", 2, tp=2, cp=2, fsdp=2, pp=2, **EXCHANGE, **GRADIENTS, **ZERO_BUBBLE)
     return [
         Group("llama, untied, masked targets, five layers", llama, [
@@ -243,26 +269,33 @@ def large_suite():
         Group("gpt2, tied, documents, five layers", gpt2, [
             Chain("tp, cp, pp", 4, tp=2, cp=2, pp=4, **PLAIN),
             Chain("ckpt, tp, cp, fsdp, dp", tp=2, cp=2, fsdp=2, dp=2, **GATHER, **OPTIMIZER, **FULL),
-            Chain("tp, cp, fsdp, pp, offload", 2, tp=2, cp=2, fsdp=2, pp=2, **SP, **EXCHANGE, **ZERO_BUBBLE, **away("host", "disk")),
+            Chain("tp, cp, fsdp, pp, offload", 2, tp=2, cp=2, fsdp=2, pp=2, **SP, **EXCHANGE, **ZERO_BUBBLE,
+                  **away("host", "disk")),
             Chain("ckpt, fsdp, dp, pp, offload", 2, fsdp=4, dp=2, pp=2, **INTERLEAVED, **HALF, **away("disk", "host")),
-            Chain("ckpt, tp, cp, dp, pp, offload", 4, tp=2, cp=2, dp=2, pp=2, **SP, **GATHER, **GPIPE, **FULL, **away("disk", "off"))]),
+            Chain("ckpt, tp, cp, dp, pp, offload", 4, tp=2, cp=2, dp=2, pp=2, **SP, **GATHER, **GPIPE, **FULL,
+                  **away("disk", "off"))]),
         Group("llama, fewer key heads than tp, biases, normed heads, tied, documents, hardly any target", few_heads, [
             Chain("tp, cp, fsdp", tp=4, cp=2, fsdp=2, **SP, **GRADIENTS),
             Chain("ckpt, tp, cp, pp", 2, tp=4, cp=2, pp=2, **GATHER, **ZERO_BUBBLE),
-            Chain("ckpt, tp, dp, pp, offload", 2, tp=4, dp=2, pp=2, **SP, **INTERLEAVED, **FULL, **away("host", "disk"))]),
-        Group("llama, one key head, biases, normed heads", {**QWEN, **UNTIED, **MASKED, "gpt.kv_heads": 1, "data.batch": 24}, [
+            Chain("ckpt, tp, dp, pp, offload", 2, tp=4, dp=2, pp=2, **SP, **INTERLEAVED, **FULL,
+                  **away("host", "disk"))]),
+        Group("llama, one key head, biases, normed heads",
+              {**QWEN, **UNTIED, **MASKED, "gpt.kv_heads": 1, "data.batch": 24}, [
             Chain("ckpt, tp, fsdp", 4, tp=2, fsdp=2, **SP, **FULL)]),  # a micro-batch that only one of the two divides
         Group("llama, biases, tied", {**QWEN, **TIED, "data.batch": 24}, [
-            Chain("cp, fsdp", 2, cp=4, fsdp=3, **EXCHANGE)]),  # gradients of biases are whole before fsdp cuts them, in no equal parts
+            # gradients of biases are whole before fsdp cuts them, in no equal parts
+            Chain("cp, fsdp", 2, cp=4, fsdp=3, **EXCHANGE)]),
         Group("llama, grouped heads, odd sizes", {**llama, **odd_sizes}, [
             Chain("tp, fsdp, pp", 4, tp=2, fsdp=3, pp=2, **ZERO_BUBBLE),
             Chain("ckpt, tp, dp, pp", 2, tp=2, dp=2, pp=3, dp__shares="2, 1", pp__layers="1, 3, 1", **SP)]),
-        Group("gpt2, dropout, 2 parts", {**gpt2, "gpt.dropout": 0.2}, [everything, exchange], reference={"data.micro_batches": 2}),
+        Group("gpt2, dropout, 2 parts", {**gpt2, "gpt.dropout": 0.2}, [everything, exchange],
+            reference={"data.micro_batches": 2}),
         Group("llama, validation and sample", {**llama, **PRINTED}, [everything]),
         Group("llama, SGD", {**llama, "optimizer.kind": "sgd", "optimizer.lr": 0.05}, [everything, exchange]),
         Group("gpt2, tied, documents, bf16", {**gpt2, **BF16}, [everything, exchange], precision="bf16"),
         Group("llama, untied, masked targets, bf16", {**llama, **BF16}, [
-            everything, Chain("ckpt, cp, fsdp, dp, pp", 2, cp=2, fsdp=2, dp=2, pp=2, **GATHER, **OPTIMIZER, **INTERLEAVED)], precision="bf16"),
+            everything, Chain("ckpt, cp, fsdp, dp, pp", 2, cp=2, fsdp=2, dp=2, pp=2, **GATHER, **OPTIMIZER,
+                **INTERLEAVED)], precision="bf16"),
     ]
 
 
