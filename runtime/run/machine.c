@@ -8,9 +8,12 @@
 
 enum { AGREE_SLICE_NS = 1000 * 1000 };
 
-static tn_status fail(struct tn_instance *instance, const char *what, char *error, size_t error_bytes)
+/* A rank that died is the reason, whatever a plugin made of it. */
+static tn_status fail(const struct tn_machine *machine, struct tn_instance *instance, const char *what, char *error,
+                      size_t error_bytes)
 {
-    snprintf(error, error_bytes, "%s: %s", what, tn_instance_message(instance));
+    const char *death = machine->store ? tn_store_death(machine->store, NULL) : NULL;
+    snprintf(error, error_bytes, "%s: %s%s%s", what, tn_instance_message(instance), death ? "; " : "", death ? death : "");
     return TN_ERROR;
 }
 
@@ -46,7 +49,7 @@ static tn_status init_backends(struct tn_machine *machine, struct tn_job *job, s
     }
     for (uint32_t i = 0; i < job->n_made; i++)
         if (tn_job_connect_backend(job->made[i], &rank->bootstrap, machine->timeout_ns) != TN_OK)
-            return fail(tn_job_collective(job->made[i]), "the ranks could not be connected", error, error_bytes);
+            return fail(machine, tn_job_collective(job->made[i]), "the ranks could not be connected", error, error_bytes);
     for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
         machine->axis_carrier[axis] = job->axis_backend[axis];
     machine->world_carrier = find_world_carrier(machine, job, &rank->bootstrap);
@@ -63,7 +66,7 @@ static tn_status create_channels(struct tn_machine *machine, struct tn_job *job,
         if ((channel == 0 || job->channels[axis] >> channel & 1) &&
             c->table->comm_create(c->self, job->mesh.axis[axis].name, ranks, job->mesh.axis[axis].size,
                                   machine->timeout_ns, &machine->comm[axis][channel]) != TN_OK)
-            return fail(tn_job_collective(&job->backend[carrier]), "a group of ranks could not be made", error,
+            return fail(machine, tn_job_collective(&job->backend[carrier]), "a group of ranks could not be made", error,
                         error_bytes);
     return TN_OK;
 }
@@ -109,7 +112,7 @@ static tn_status allocate(struct tn_machine *machine, struct tn_job *job, int64_
     tn_status status = c ? c->table->mem_alloc(c->self, (uint64_t)bytes, &memory)
                          : machine->device->mem_alloc(machine->device_self, TN_SPACE_DEVICE, (uint64_t)bytes, &memory);
     if (status != TN_OK)
-        return fail(c ? tn_job_collective(&job->backend[machine->arena_carrier]) : &job->device,
+        return fail(machine, c ? tn_job_collective(&job->backend[machine->arena_carrier]) : &job->device,
                     "no memory for the arena", error, error_bytes);
     machine->arena = memory;
     machine->arena_bytes = (uint64_t)bytes;
@@ -144,7 +147,7 @@ tn_status tn_machine_init(struct tn_machine *machine, struct tn_job *job, struct
     machine->mesh = &job->mesh;
     machine->timeout_ns = (uint64_t)job->settings.comm_timeout_ns;
     if (machine->device->queue_create(machine->device_self, &machine->queue) != TN_OK)
-        return fail(&job->device, "no queue", error, error_bytes);
+        return fail(machine, &job->device, "no queue", error, error_bytes);
     tn_status status = rank ? init_backends(machine, job, rank, error, error_bytes) : TN_OK;
     if (status == TN_OK)
         status = allocate(machine, job, arena_bytes, error, error_bytes);
