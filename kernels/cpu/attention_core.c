@@ -11,7 +11,8 @@
 #include "attention_tile.h"
 
 static const float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
-static const float MASKED = -1e30f; /* a score that becomes 0, and whose difference with itself is no NaN */
+/* A score that becomes 0. A power of two, so that scaled it is exact, and less itself 0 in one rounding as in two. */
+static const float MASKED = -0x1p100f;
 static const float UNSEEN = -1e24f; /* below it, and scaled it stays so, a row's largest score was MASKED */
 
 /* Width of a row of head_dim as the columns of a product. */
