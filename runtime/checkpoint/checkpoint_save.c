@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 enum { PATH_MOST = 4096, WAIT_SLICES = 200, WAIT_SLICE_NS = 2000000 };
@@ -49,13 +50,6 @@ struct tn_checkpoint {
     atomic_int state;       /* THREAD_* */
     char error[3 * PATH_MOST];
 };
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static int is_first(const struct tn_checkpoint *c)
 {
@@ -230,7 +224,7 @@ tn_status tn_checkpoint_open(struct tn_checkpoint **checkpoint, const struct tn_
     if (status == TN_OK && *c->folder)
         status = open_folder(c);
     c->last = progress->step;
-    c->last_time = seconds();
+    c->last_time = tn_now_s();
     return status;
 }
 
@@ -410,7 +404,7 @@ static tn_status save(struct tn_checkpoint *c, const struct tn_progress *progres
         return status;
     c->saving = *progress;
     c->last = progress->step;
-    c->last_time = seconds();
+    c->last_time = tn_now_s();
     c->phase = PHASE_WRITING;
     start(c, write_all);
     return TN_OK;
@@ -422,15 +416,15 @@ tn_status tn_checkpoint_step(struct tn_checkpoint *c, const struct tn_progress *
     if (!c || !*c->folder)
         return TN_OK;
     const struct tn_settings *s = &c->of.job->settings;
-    double begun = seconds();
+    double begun = tn_now_s();
     tn_status status = poll(c);
     int due = s->checkpoint_every > 0 && progress->step % s->checkpoint_every == 0;
     if (!due && s->checkpoint_minutes > 0 && status == TN_OK)
-        due = c->of.most(c->of.ctx, is_first(c) && seconds() - c->last_time >= s->checkpoint_minutes * 60, &status) > 0;
+        due = c->of.most(c->of.ctx, is_first(c) && tn_now_s() - c->last_time >= s->checkpoint_minutes * 60, &status) > 0;
     if (!due || status != TN_OK)
         return status;
     status = save(c, progress);
-    *stall_ms = (seconds() - begun) * 1e3;
+    *stall_ms = (tn_now_s() - begun) * 1e3;
     return status;
 }
 

@@ -7,9 +7,9 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "base/buf.h"
+#include "base/clock.h"
 
 enum {
     TN_WIRE_VERSION = 1,
@@ -81,12 +81,5 @@ void tn_wire_put_u32(char *at, uint32_t value);
 void tn_wire_put_u64(char *at, uint64_t value);
 uint32_t tn_wire_u32(const char *at);
 uint64_t tn_wire_u64(const char *at);
-
-static inline uint64_t tn_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 #endif

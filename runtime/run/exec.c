@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <xxhash.h>
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "job.h"
 
@@ -52,13 +52,6 @@ struct tn_exec {
 static void *address(const struct tn_exec *exec, tn_value v)
 {
     return exec->machine.arena + exec->plan->offset[v];
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* describing an op to the device */
@@ -464,7 +457,7 @@ static tn_status finish(struct tn_exec *exec, struct entry *e)
         status = b->wait(e->request, slice);
         if (status != TN_TIMEOUT && status != TN_PENDING)
             break;
-        uint64_t now = now_ns();
+        uint64_t now = tn_now_ns();
         begun = begun ? begun : now;
         if (others) {
             progress(exec, e->carrier);

@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "base/clock.h"
 
 enum { AGREE_SLICE_NS = 1000 * 1000 };
 
@@ -190,18 +191,11 @@ static void describe_chain(struct tn_instance *const *all, uint32_t n, char *tex
     }
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static tn_status get_statement(struct tn_rank *rank, int32_t of, uint64_t timeout_ns, struct statement *out)
 {
     char key[32];
     snprintf(key, sizeof key, "job/%d", of);
-    for (uint64_t began = now_ns(); now_ns() - began <= timeout_ns;) {
+    for (uint64_t began = tn_now_ns(); tn_now_ns() - began <= timeout_ns;) {
         uint32_t bytes = sizeof *out;
         tn_status status = rank->bootstrap.get(rank->bootstrap.ctx, key, out, &bytes);
         if (status != TN_PENDING)

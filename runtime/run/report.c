@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/clock.h"
 #include "run/metrics.h"
 #include "data/unicode.h"
 
@@ -36,13 +36,6 @@ struct tn_report {
     int stdout_failed; /* errno */
 };
 
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 int tn_report_open(struct tn_report **report, const char *metrics, char *error)
 {
     *report = NULL;
@@ -58,7 +51,7 @@ int tn_report_open(struct tn_report **report, const char *metrics, char *error)
     const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
     r->tty = isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
     r->colour = r->tty && !(no_color && *no_color);
-    r->opened = r->shown = now_s();
+    r->opened = r->shown = tn_now_s();
     *report = r;
     return 0;
 }
@@ -167,7 +160,7 @@ static void note_skip(struct tn_report *r, const struct tn_step_report *step)
 
 void tn_report_step(struct tn_report *r, const struct tn_step_report *step)
 {
-    double now = now_s();
+    double now = tn_now_s();
     tn_metrics_step(&r->metrics, step);
     if (r->steps_done == 0) {
         r->first_step = step->step;
@@ -276,7 +269,7 @@ static void print_summary(struct tn_report *r)
 {
     struct tn_buf line;
     tn_buf_init(&line);
-    double seconds = now_s() - r->opened;
+    double seconds = tn_now_s() - r->opened;
     tn_buf_printf(&line, "%lld step%s, %lld tokens in ", (long long)r->steps_done, r->steps_done == 1 ? "" : "s",
                   (long long)r->tokens);
     add_duration(&line, seconds);

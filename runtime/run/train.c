@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 
@@ -49,13 +49,6 @@ static int refuse(const struct run *run)
 {
     tn_diag_print(&run->job->diag, stderr);
     return 2;
-}
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 /* compiling and binding */
@@ -213,11 +206,11 @@ static float most(void *ctx, float mine, tn_status *status)
         return mine;
     const struct tn_collective *b = vote_carrier(run)->table;
     struct tn_request *request = NULL;
-    double began = seconds();
+    double began = tn_now_s();
     *run->vote = mine;
     *status = b->all_reduce(run->all, run->vote, run->vote, 1, TN_F32, TN_RED_MAX, run->machine.queue, &request);
     while (request && *status == TN_OK && (*status = b->wait(request, 100000000)) == TN_TIMEOUT)
-        if (!tn_store_death(run->rank->store, NULL) && (seconds() - began) * 1e9 < (double)run->machine.timeout_ns)
+        if (!tn_store_death(run->rank->store, NULL) && (tn_now_s() - began) * 1e9 < (double)run->machine.timeout_ns)
             *status = TN_OK;
     if (*status < 0)
         explain_vote(run, *status);
@@ -321,7 +314,7 @@ static tn_status train_step(struct run *run, int64_t step)
     struct bound *b = &run->train;
     const int32_t *tokens, *labels;
     float loss = NAN, clip[4] = { 0 };
-    double lr = tn_lr_at(s, step), began = seconds();
+    double lr = tn_lr_at(s, step), began = tn_now_s();
     if (tn_prefetch_next(run->prefetch, step, &tokens, &labels))
         return TN_IO;
     feed_starts(run, b, TN_SPLIT_TRAIN, step);
@@ -345,7 +338,7 @@ static tn_status train_step(struct run *run, int64_t step)
     run->done.skipped += skip;
     run->done.applied += !skip;
     run->done.skipped_in_row = skip ? run->done.skipped_in_row + 1 : 0;
-    report_step(run, step, loss, clip, lr, seconds() - began);
+    report_step(run, step, loss, clip, lr, tn_now_s() - began);
     if (run->done.skipped_in_row >= s->max_skipped) {
         if (is_first(run))
             tn_log(TN_LOG_ERROR, "%lld steps in a row had a gradient that is not finite; lower [optimizer] lr, or raise [job] max_skipped",
