@@ -37,6 +37,7 @@ typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef float vec4 __attribute__((vector_size(16)));
 typedef float vec4_memory __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
 typedef uint32_t word __attribute__((may_alias));
 typedef float vec_memory __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
@@ -95,20 +96,22 @@ INLINE float vec_largest(vec v)
     return larger(larger(part[0], part[2]), larger(part[1], part[3]));
 }
 
-/* 2^x for x up to 127, of which powers below -127 are 0: there f is 0, p 1, and the exponent's bits cancel. Between
- * -127 and -126 it is off by less than 2^-126. Taylor's series over [-1/2, 1/2]: relative error 2e-7. */
+/* 2^x for x up to 127; below -126.5 it is 0, and what is no number stays so. Adding BIASED_ROUNDER rounds x to an
+ * integer n and leaves n + 127, which is 2^n's exponent, in the low bits. Taylor's series over [-1/2, 1/2]: relative
+ * error 2e-7. */
 INLINE vec vec_exp2(vec x)
 {
+    const float BIASED_ROUNDER = ROUNDER + 127.0f;
     x = vec_max(vec_all(-127.0f), x);
-    vec shifted = x + ROUNDER;
-    vec f = x - (shifted - ROUNDER);
+    vec shifted = x + BIASED_ROUNDER;
+    vec f = x - (shifted - BIASED_ROUNDER);
     vec p = f * 1.54035304e-4f + 1.33335581e-3f;
     p = p * f + 9.61812911e-3f;
     p = p * f + 5.55041087e-2f;
     p = p * f + 2.40226507e-1f;
     p = p * f + 6.93147181e-1f;
     p = p * f + 1.0f;
-    return (vec)((ivec)p + ((ivec)shifted << 23));
+    return p * (vec)((uvec)shifted << 23);
 }
 
 /* --- products --- */
