@@ -15,9 +15,11 @@
 static void usage(FILE *out)
 {
     fprintf(out,
-            "usage: tenon check JOB.ini [--json] [-n RANKS] [--set SECTION.KEY=VALUE]...\n\n"
+            "usage: tenon check JOB.ini [--json] [--no-data] [-n RANKS] [--set SECTION.KEY=VALUE]...\n\n"
             "Shows the chain with its files, the mesh, memory per rank by category, communication per step by group\n"
-            "and op, and what the run starts from; or all problems, and exits with 2.\n");
+            "and op, and what the run starts from; or all problems, and exits with 2.\n\n"
+            "  --json      the same for programs\n"
+            "  --no-data   [data] path is on another machine, and is not looked for\n");
 }
 
 /* Calls and bytes of one op on one axis in one step. */
@@ -420,7 +422,7 @@ static void print_json(const struct report *report)
 int tenon_check_main(int argc, char **argv)
 {
     struct tool_args args = { 0 };
-    int json = 0;
+    int json = 0, data = 1;
     for (int i = 1; i < argc; i++) {
         int taken = 0;
         if (strcmp(argv[i], "--help") == 0) {
@@ -428,8 +430,10 @@ int tenon_check_main(int argc, char **argv)
             return TOOL_DONE;
         } else if (strcmp(argv[i], "--json") == 0)
             json = 1;
+        else if (strcmp(argv[i], "--no-data") == 0)
+            data = 0;
         else if ((taken = tool_arg(&args, argc, argv, &i)) == 0)
-            return tool_unknown("check", argv[i], (const char *[]){ "--json", NULL });
+            return tool_unknown("check", argv[i], (const char *[]){ "--json", "--no-data", NULL });
         if (taken < 0)
             return TOOL_USAGE;
     }
@@ -444,7 +448,8 @@ int tenon_check_main(int argc, char **argv)
     report->job = &job;
     tn_job_open(&job, args.manifest, args.overrides, args.n_overrides, args.ranks);
     int can_build = job.diag.count == 0;
-    tn_job_check_data(&job);
+    if (data)
+        tn_job_check_data(&job);
     if (can_build)
         compile_kinds(report);
     report->staged = is_timed(report);

@@ -116,6 +116,12 @@ class Check(JobTest):
         for traffic in rank["communication"]:
             self.assertEqual(set(traffic), {"axis", "op", "calls", "bytes"})
 
+    def test_data_elsewhere(self):
+        elsewhere = settings(data={"path": "nowhere/*.bin"})
+        self.assertIn("no file matches 'nowhere/*.bin'", self.run_tenon("check", "job.ini", *elsewhere, code=2).stderr)
+        run = self.run_tenon("check", "job.ini", "--no-data", *elsewhere)
+        self.assertEqual(run.stdout, self.run_tenon("check", "job.ini").stdout)
+
     def test_figures(self):
         """What can be counted by hand: params, and the bytes of their gradients' all_reduce."""
         one = json.loads(self.run_tenon("check", "job.ini", "--json").stdout)
