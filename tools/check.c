@@ -1,13 +1,10 @@
-/* tenon check: what a manifest means, and every problem with it; launches nothing.
- *
- * Ranks that differ only on axes whose parts are equal run the same program, so one of each kind is compiled. */
+/* tenon check: what a manifest means, and every problem with it; launches nothing. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "checkpoint/checkpoint.h"
-#include "job.h"
+#include "kinds.h"
 #include "program/program_text.h"
 #include "timeline.h"
 #include "tool.h"
@@ -37,7 +34,7 @@ struct care {
     double bytes;
 };
 
-enum { MOST_TRAFFIC = TN_MAX_AXES * 8, MOST_KINDS = 64, MOST_CARES = 16 };
+enum { MOST_TRAFFIC = TN_MAX_AXES * 8, MOST_CARES = 16 };
 
 /* One kind of rank. */
 struct rank_kind {
@@ -53,7 +50,7 @@ struct rank_kind {
 struct report {
     struct tn_job *job;
     uint32_t spaces; /* mask of those that some rank uses, but for the device */
-    struct rank_kind kind[MOST_KINDS];
+    struct rank_kind kind[TOOL_MOST_KINDS];
     size_t n;
     int64_t params;
     struct tn_origin origin;
@@ -121,32 +118,10 @@ static void measure(struct report *report, const struct tn_compiled *c, int32_t 
             add_traffic(kind, &c->flat, op);
 }
 
-/* Axes on which ranks differ in more than their data: unequal parts, or stages. */
-static uint32_t uneven_axes(const struct tn_program *p)
-{
-    uint32_t mask = 0;
-    for (tn_value v = 1; v <= p->n_values; v++)
-        for (int32_t axis = 0; axis < p->mesh->n_axes; axis++)
-            if (p->mesh->axis[axis].stages ||
-                (TN_PLACE_KIND(p->values[v].place[axis]) == TN_PLACE_SHARD && TN_PLACE_PARTS(p->values[v].place[axis])))
-                mask |= 1u << axis;
-    return mask;
-}
-
-static int is_representative(const struct tn_job *job, int32_t rank, uint32_t mask)
-{
-    int32_t coord[TN_MAX_AXES];
-    tn_mesh_coord(&job->mesh, rank, coord);
-    for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
-        if (!(mask >> axis & 1) && coord[axis])
-            return 0;
-    return 1;
-}
-
 /* The ranks along the axis of stages, first of all others. */
 static void add_to_timeline(struct report *report, int32_t axis, int32_t rank, const struct tn_plan *plan)
 {
-    if (axis < 0 || report->job->mesh.axis[axis].size == 1 || !is_representative(report->job, rank, 1u << axis))
+    if (axis < 0 || report->job->mesh.axis[axis].size == 1 || !tool_is_first(report->job, rank, 1u << axis))
         return;
     if (!report->staged)
         tn_timeline_init(&report->timeline, report->job->mesh.axis[axis].size);
@@ -161,30 +136,15 @@ static int is_timed(struct report *report)
            tn_timeline_run(&report->timeline, 0, error, sizeof error) == TN_OK;
 }
 
-static void compile_kinds(struct report *report)
+static void see_kind(void *ctx, int32_t rank, const struct tn_compiled *c)
 {
-    int32_t axis = tn_stage_axis(&report->job->mesh);
-    struct tn_job *job = report->job;
-    uint32_t mask = 0;
-    size_t before = job->diag.count;
-    for (int32_t rank = 0; rank < job->mesh.world && report->n < MOST_KINDS && job->diag.count == before; rank++) {
-        struct tn_compiled c;
-        if (!is_representative(job, rank, mask))
-            continue;
-        if (tn_job_compile(job, TN_PROGRAM_TRAIN, rank, 0, 0, NULL, NULL, &c) == TN_OK) {
-            measure(report, &c, rank);
-            tn_job_check_budget(job, rank, &c.plan);
-            add_to_timeline(report, axis, rank, &c.plan);
-            if (report->n == 1)
-                tn_checkpoint_check(job, &c, &report->origin);
-            mask = uneven_axes(&c.program);
-            report->params = 0;
-            for (tn_value v = 1; v <= c.program.n_values; v++)
-                if (c.program.values[v].kind == TN_KIND_PARAM && !c.program.values[v].def)
-                    report->params += tn_elements(c.program.values[v].shape, c.program.values[v].rank);
-        }
-        tn_compiled_finish(&c);
-    }
+    struct report *report = ctx;
+    measure(report, c, rank);
+    add_to_timeline(report, tn_stage_axis(&report->job->mesh), rank, &c->plan);
+    report->params = 0;
+    for (tn_value v = 1; v <= c->program.n_values; v++)
+        if (c->program.values[v].kind == TN_KIND_PARAM && !c->program.values[v].def)
+            report->params += tn_elements(c->program.values[v].shape, c->program.values[v].rank);
 }
 
 /* plain text */
@@ -451,7 +411,7 @@ int tenon_check_main(int argc, char **argv)
     if (data)
         tn_job_check_data(&job);
     if (can_build)
-        compile_kinds(report);
+        tool_compile_kinds(&job, &report->origin, see_kind, report);
     report->staged = is_timed(report);
     int code = job.diag.count ? TOOL_USAGE : TOOL_DONE;
     if (json)

@@ -6,7 +6,7 @@
 #include <tenon/host.h>
 
 #include "base/log.h"
-#include "job.h"
+#include "kinds.h"
 #include "tool.h"
 
 static void usage(FILE *out)
@@ -24,17 +24,6 @@ static int refuse(struct tn_job *job)
     tn_diag_print(&job->diag, stderr);
     tn_job_close(job);
     return TOOL_USAGE;
-}
-
-/* Nothing is started before the manifest, the program and its memory are known to be good. */
-static int check_before(struct tn_job *job)
-{
-    struct tn_compiled compiled;
-    tn_status status = tn_job_compile(job, TN_PROGRAM_TRAIN, 0, 0, 0, NULL, NULL, &compiled);
-    if (status == TN_OK)
-        tn_job_check_budget(job, 0, &compiled.plan);
-    tn_compiled_finish(&compiled);
-    return job->diag.count ? -1 : 0;
 }
 
 static int run_rank(const struct tool_args *args, const char *metrics, int32_t ranks)
@@ -68,9 +57,12 @@ static int run_local(const struct tool_args *args, const char *metrics, char **a
 {
     struct tn_job job;
     tn_launch_hold_signals();
+    struct tn_origin origin;
     size_t problems = tn_job_open(&job, args->manifest, args->overrides, args->n_overrides, args->ranks);
     tn_job_check_data(&job);
-    if (problems || check_before(&job))
+    if (!problems) /* nothing is started before what each rank will run, and from what, is known to be good */
+        tool_compile_kinds(&job, &origin, NULL, NULL);
+    if (job.diag.count)
         return refuse(&job);
     int32_t world = job.mesh.world;
     if (world > 1) {

@@ -214,8 +214,9 @@ class Files(CheckpointTest):
 
     def test_a_folder_that_cannot_be_made(self):
         self.write("taken", "a file")
-        run = self.train("taken/inside", 1, code=1)
-        self.matches("checkpoint: .*taken.*: Not a directory", run.stderr)
+        for layout in ([], chain(dp=2)):
+            run = self.train("taken/inside", 1, *layout, code=2)
+            self.matches(r"\A\S+ \[checkpoint\] folder: .*taken: is a file, and no folder can be made there\n\Z", run.stderr)
 
 
 class Killed(CheckpointTest):
@@ -225,7 +226,7 @@ class Killed(CheckpointTest):
         every = settings(checkpoint={"every": 1, "keep": 2})
         self.train("killed", 1, *every, *layout)
         seen = 1
-        for _ in range(int(os.environ.get("TENON_KILLS", "10"))):
+        for _ in range(int(os.environ.get("TENON_KILLS", "50"))):
             words = settings(job={"steps": 100000}, checkpoint={"folder": "killed"}, data={"batch": 12})
             run = self.start("run", "job.ini", *words, *every, *layout)
             begun = tenon_job.until(lambda: any(name.endswith(".tmp") for name in os.listdir(self.path("killed"))))
@@ -327,8 +328,11 @@ class Refused(CheckpointTest):
         self.train("good", 1)
 
     def refuse(self, pattern, *arguments, folder="good"):
-        run = self.train(folder, 2, *arguments, code=1)
-        self.matches(pattern, run.stderr)
+        """By the command before it starts ranks, and by a rank that another launcher started."""
+        for code, env in ((2, None), (1, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                                          "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"})):
+            run = self.train(folder, 2, *arguments, code=code, env=env)
+            self.matches(pattern, run.stderr)
 
     def damage(self, change, name="model.safetensors"):
         path = self.path("good/latest/" + name)
@@ -378,7 +382,7 @@ class Refused(CheckpointTest):
 
     def test_beyond_the_last_step(self):
         self.train("good", 2)
-        run = self.train("good", 1, code=1)
+        run = self.train("good", 1, code=2)
         self.matches(r"is of step 2, but \[job\] steps = 1", run.stderr)
 
 
@@ -453,7 +457,7 @@ class Check(CheckpointTest):
         os.makedirs(self.path("run1"))
         os.symlink("step-00000009", self.path("run1/latest"))
         self.refused(r"folder: .*run1/latest/state\.json")
-        self.matches(r"run1/latest/state\.json", self.train("run1", 1, code=1).stderr)
+        self.matches(r"run1/latest/state\.json", self.train("run1", 1, code=2).stderr)
 
     def test_folder_that_cannot_be_made(self):
         self.write("run1", "a file")
@@ -554,10 +558,10 @@ class Load(CheckpointTest):
         self.assertEqual(self.tensors("loaded"), tensors)
         index["weight_map"]["model.extra"] = "model-1.safetensors"
         self.write("hf/model.safetensors.index.json", json.dumps(index))
-        self.matches("tensor model.extra is not in model-1.safetensors", self.start_from("hf", code=1).stderr)
+        self.matches("tensor model.extra is not in model-1.safetensors", self.start_from("hf", code=2).stderr)
         index["weight_map"]["model.extra"] = "../model-1.safetensors"
         self.write("hf/model.safetensors.index.json", json.dumps(index))
-        self.matches("tensor model.extra is in no file of this folder", self.start_from("hf", code=1).stderr)
+        self.matches("tensor model.extra is in no file of this folder", self.start_from("hf", code=2).stderr)
 
     def test_refused_with_the_name(self):
         tensors = self.source(*GPT2)
@@ -566,7 +570,7 @@ class Load(CheckpointTest):
             other = dict(tensors)
             change(other)
             write_tensors(self.path("bad.safetensors"), other)
-            self.matches(pattern, self.start_from("bad.safetensors", *GPT2, code=1).stderr)
+            self.matches(pattern, self.start_from("bad.safetensors", *GPT2, code=2).stderr)
         name = "transformer.h.1.mlp.c_fc.weight"
         dtype, shape, raw = tensors[name]
         attempt(lambda t: t.pop(name), "tensor %s is missing" % name)
@@ -576,7 +580,7 @@ class Load(CheckpointTest):
                 r"tensor %s has shape \[96, 64\]; this model has \[64, 96\]" % name)
         attempt(lambda t: t.update({"lm_head.weight": ("F32", [256, 64], b"\1" * 65536)}),
                 "this model has no tensor lm_head.weight")
-        self.matches("nowhere: there is no model.safetensors", self.start_from("nowhere", *GPT2, code=1).stderr)
+        self.matches("nowhere: there is no model.safetensors", self.start_from("nowhere", *GPT2, code=2).stderr)
 
     def test_random_damage_never_crashes(self):
         """Bytes of the header changed or cut off: loaded, or refused with a line; never a signal."""
@@ -592,7 +596,7 @@ class Load(CheckpointTest):
                 file.write(bad)
             words = settings(job={"steps": 1}, model={"load": "fuzz.safetensors"})
             run = self.start("run", "job.ini", *words)
-            self.assertIn(run.wait(), (0, 1), run.stderr)
+            self.assertIn(run.wait(), (0, 2), run.stderr)
             if run.process.returncode:
                 self.matches("fuzz.safetensors", run.stderr)
             run.close()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A rank other than the first whose share of the batch does not fit into memory says so itself.
+"""A rank other than the first whose share of the batch does not fit into memory is found before any is started.
 
 usage: budget.py TENON"""
 import os
@@ -57,6 +57,7 @@ def main(tenon):
         assert done.returncode != 0, done
         assert "rank 1 needs" in done.stderr, done.stderr
         assert "rank 0 needs" not in done.stderr, done.stderr
+        assert "exited" not in done.stderr, done.stderr  # no rank was started
 
 
 if __name__ == "__main__":
