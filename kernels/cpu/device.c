@@ -96,7 +96,7 @@ static tn_status cpu_create(const struct tn_host *host, void **self)
     memset(cpu, 0, sizeof *cpu);
     cpu->host = host;
     int64_t threads = host->get_int(host, "threads");
-    cpu->threads = threads > 0 ? (int)threads : cpu_threads_auto();
+    cpu->threads = threads > 0 ? (int)threads : cpu_threads_auto(cpu);
     use_threads(cpu);
     tn_status status = choose_isa(cpu);
     if (status == TN_OK)
@@ -109,10 +109,14 @@ static tn_status cpu_create(const struct tn_host *host, void **self)
     return TN_OK;
 }
 
+/* How many ranks there are is known only now. */
 static tn_status device_probe(void *self, struct tn_device_info *info)
 {
-    use_threads(self);
-    return cpu_probe(self, info);
+    struct cpu *cpu = self;
+    if (cpu->host->get_int(cpu->host, "threads") < 0)
+        cpu->threads = cpu_threads_auto(cpu);
+    use_threads(cpu);
+    return cpu_probe(cpu, info);
 }
 
 /* --- memory, queues, events --- */

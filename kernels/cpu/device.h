@@ -29,7 +29,8 @@ struct cpu {
 /* isa.c */
 int cpu_isa_detect(void);              /* the highest level that this processor has */
 const char *cpu_isa_name(int isa);
-int cpu_threads_auto(void);            /* cores of the affinity mask / LOCAL_WORLD_SIZE, at least 1 */
+int cpu_ranks_here(const struct cpu *cpu);   /* LOCAL_WORLD_SIZE; before ranks are started, all of the job's */
+int cpu_threads_auto(const struct cpu *cpu); /* cores of the affinity mask / ranks here, at least 1 */
 
 /* probe.c */
 tn_status cpu_probe(struct cpu *cpu, struct tn_device_info *info);

@@ -1,4 +1,4 @@
-/* What the processor can do and how many threads a rank should use. */
+/* What the processor can do and how many ranks share it. */
 #include <sched.h>
 #include <stdlib.h>
 
@@ -25,12 +25,18 @@ const char *cpu_isa_name(int isa)
     return isa >= 0 && isa < CPU_ISA_COUNT ? names[isa] : "?";
 }
 
-int cpu_threads_auto(void)
+int cpu_ranks_here(const struct cpu *cpu)
+{
+    const struct tn_facts_api *facts = cpu->host->get_api(cpu->host, "tn.facts/1");
+    const char *text = getenv("LOCAL_WORLD_SIZE");
+    int64_t ranks = text ? atoi(text) : facts ? facts->get(cpu->host, "world", 1) : 1;
+    return ranks > 1 ? (int)ranks : 1;
+}
+
+int cpu_threads_auto(const struct cpu *cpu)
 {
     cpu_set_t mask;
     int cores = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
-    const char *text = getenv("LOCAL_WORLD_SIZE");
-    int ranks = text ? atoi(text) : 1;
-    int threads = ranks > 1 ? cores / ranks : cores;
+    int threads = cores / cpu_ranks_here(cpu);
     return threads > 1 ? threads : 1;
 }

@@ -152,7 +152,7 @@ static int read_field(const char *path, const char *key, char *value, size_t siz
 }
 
 /* Memory of this host or of the control group, whichever is less, shared among the ranks of this host. */
-static uint64_t memory_of_rank(void)
+static uint64_t memory_of_rank(const struct cpu *cpu)
 {
     uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     unsigned long long number;
@@ -164,9 +164,7 @@ static uint64_t memory_of_rank(void)
         bytes = number;
     if (file)
         fclose(file);
-    const char *ranks = getenv("LOCAL_WORLD_SIZE");
-    int count = ranks ? atoi(ranks) : 1;
-    return count > 1 ? bytes / (uint64_t)count : bytes;
+    return bytes / (uint64_t)cpu_ranks_here(cpu);
 }
 
 static void name_processor(struct cpu *cpu)
@@ -186,7 +184,7 @@ tn_status cpu_probe(struct cpu *cpu, struct tn_device_info *info)
     struct tn_device_info all = {
         .struct_size = info->struct_size,
         .threads = (uint32_t)cpu->threads,
-        .memory_bytes = memory_of_rank(),
+        .memory_bytes = memory_of_rank(cpu),
         .peak_flops_f32 = cpu->peaks.flops_f32,
         .peak_flops_bf16 = cpu->peaks.flops_bf16,
         .memory_bytes_per_s = cpu->peaks.bytes_per_s,

@@ -266,6 +266,14 @@ class Output(JobTest):
                    json.loads(self.run_tenon("check", "job.ini", "--json", *layout(dp=2)).stdout)["ranks"])
         self.assertGreaterEqual(line["mem_peak_bytes"], peak)
 
+    def test_the_peak_is_what_check_says(self):
+        """Also where ranks share the cores, of which check has all, and kernels need memory by threads."""
+        words = settings(cpu={"threads": "auto"})
+        for ranks in (1, 2, 4):
+            report = json.loads(self.run_tenon("check", "job.ini", "--json", *words, *layout(dp=ranks)).stdout)
+            self.run_tenon("run", "job.ini", "--metrics", "metrics", *words, *layout(dp=ranks))
+            self.assertEqual(self.metrics()[-1]["mem_peak_bytes"], report["ranks"][0]["memory_bytes"]["peak"])
+
     def test_metrics_are_global(self):
         """Whatever the layout: loss, norm, tokens."""
         arguments = settings(data={"ignore": "116, 32", "micro_batches": 2})  # an uneven share of targets
