@@ -159,6 +159,38 @@ static tn_value converted(const struct resolver *r, tn_value v, tn_placement to)
     return 0;
 }
 
+static int is_sum(const struct tn_program *p, tn_op op)
+{
+    return op && p->ops[op].opcode == TN_OP_ALL_REDUCE && tn_attr_i(p, op, "red", TN_RED_SUM) == TN_RED_SUM;
+}
+
+static int has_one_user(const struct tn_program *p, tn_value v)
+{
+    uint32_t n = 0;
+    for (tn_op op = tn_first_user(p, v); op && n < 2; op = p->ops[op].next)
+        for (uint32_t i = 0; i < p->ops[op].n_in; i++)
+            n += p->ops[op].in[i] == v;
+    return n == 1;
+}
+
+/* The first of the sums over other axes that v comes from and that nobody else reads, if v is to be scattered flat: the
+ * scatter goes before it, so that the others sum parts. 0: none.
+ *
+ *     a = all_reduce.dp g                       s = reduce_scatter.fsdp g
+ *     s = reduce_scatter.fsdp a          =>     a = all_reduce.dp s */
+static tn_op first_sum_before(const struct resolver *r, tn_value v, tn_placement to)
+{
+    const struct tn_program *p = r->p;
+    tn_op first = 0;
+    if (TN_PLACE_KIND(p->values[v].place[r->axis]) != TN_PLACE_PARTIAL || TN_PLACE_KIND(to) != TN_PLACE_FLAT)
+        return 0;
+    while (is_sum(p, p->values[v].def) && has_one_user(p, v)) {
+        first = p->values[v].def;
+        v = p->ops[first].in[0];
+    }
+    return first;
+}
+
 /* v as `to`, by a conversion before `op` unless one was made already. */
 static tn_value convert(struct resolver *r, tn_value v, tn_placement to, tn_op op)
 {
@@ -168,12 +200,20 @@ static tn_value convert(struct resolver *r, tn_value v, tn_placement to, tn_op o
     tn_value known = converted(r, v, to);
     if (known)
         return known;
-    p->insert_before = op;
+    tn_op sum = first_sum_before(r, v, to);
+    tn_value term = sum ? p->ops[sum].in[0] : v;
+    p->insert_before = sum ? sum : op;
     p->at_region = p->ops[op].region;
     p->at_layer = p->ops[op].layer;
     p->at_stage = p->ops[op].stage;
-    tn_value result = convert_ops(r, v, to);
+    tn_value result = convert_ops(r, term, to);
     p->insert_before = 0;
+    if (sum) {
+        p->ops[sum].in[0] = result;
+        for (tn_value part = v; part != result; part = p->ops[p->values[part].def].in[0])
+            p->values[part].place[r->axis] = to;
+        return v;
+    }
     r->done = tn_arena_grow(&p->arena, r->done, sizeof *r->done, &r->cap, p->n_values + 1);
     struct conversion *made = tn_arena_alloc(&p->arena, sizeof *made);
     *made = (struct conversion){ .result = result, .to = to, .next = r->done[v] };

@@ -34,10 +34,13 @@ def overrides(settings):
 class PlanTest(JobTest):
     TENON = TENON
 
+    def report(self, chain, **settings):
+        words = overrides({"strategies.chain": chain, **settings})
+        return json.loads(self.run_tenon("check", "job.ini", "--json", *words).stdout)
+
     def plan(self, chain="", **settings):
         """(bytes by category, (calls, bytes) by collective) of rank 0."""
-        words = {"data.batch": BATCH, "gpt.layers": LAYERS, "strategies.chain": chain, **settings}
-        rank = json.loads(self.run_tenon("check", "job.ini", "--json", *overrides(words)).stdout)["ranks"][0]
+        rank = self.report(chain, **{"data.batch": BATCH, "gpt.layers": LAYERS, **settings})["ranks"][0]
         return rank["memory_bytes"], {c["op"]: (c["calls"], c["bytes"]) for c in rank["communication"]}
 
     def near(self, bytes_, formula, values):
@@ -68,6 +71,19 @@ class Fsdp(PlanTest):
                 self.near(memory["params"], part, len(PARAMS))
                 self.near(memory["optimizer"], 2 * part, 2 * len(PARAMS))
                 self.near(memory["gradients"], gradients, 2 * len(PARAMS) + 1)
+
+    def test_other_axes_sum_parts(self):
+        """Where replicas or parts of the sequence sum gradients as well, each rank sums only what fsdp leaves it (HSDP;
+        Zhao et al. 2023, section 3.2.2): of two ranks, each sends as much as it holds."""
+        for size in (2, 3):
+            part = FLOAT * sum(-(-n // size) for n in PARAMS)
+            for level in ("optimizer", "gradients", "full"):
+                for axis in ("dp", "cp"):
+                    sizes = {"fsdp.size": size, "fsdp.level": level, f"{axis}.size": 2}
+                    report = self.report(f"{axis}, fsdp", **sizes, **{"data.batch": BATCH, "gpt.layers": LAYERS})
+                    sent = sum(c["bytes"] for c in report["ranks"][0]["communication"]
+                               if c["axis"] == axis and c["op"] == "all_reduce")
+                    self.near(sent, part, len(PARAMS) + 3)
 
     def test_gathered_copies_of_each_level(self):
         """Beside its share of the batch a rank holds all of the gathered params, or with `full` units of them; where

@@ -7,7 +7,9 @@
  *     g1 = all_reduce a1        flat  = pack a1 a2
  *     g2 = all_reduce a2   =>   flat' = all_reduce flat
  *                               g1 = view flat' a1 offset=0
- *                               g2 = view flat' a2 offset=.. */
+ *                               g2 = view flat' a2 offset=..
+ *
+ * Where fsdp scatters a gradient only in the step region, its scatter comes along, to stand before the bucket. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +21,7 @@ enum { PACK_ALIGN = 16 }; /* elements; see pack in ops.def */
 /* One gradient that is reduced over dp. */
 struct reduction {
     tn_op op;                 /* its all_reduce */
+    tn_op scatter;            /* in the step region, of what the backward pass left; or 0 */
     tn_value from, to;        /* accumulator, reduced gradient */
     uint64_t ready;           /* place in program order of the op that completes the accumulator */
     int64_t elements;         /* of this rank's part */
@@ -43,22 +46,36 @@ static void op_info(const struct bucketing *b, tn_op op, struct tn_op_info *info
     b->dp->read->op_info(b->program, op, info);
 }
 
-/* Reductions of what the backward pass leaves; one that follows another axis's reduction in
- * the step region stays as it is, for a bucket would stand before it. */
-static int is_reduction(const struct bucketing *b, tn_op op, const struct tn_op_info *info)
+/* Where v is made; in the backward pass if it is no op's. */
+static void maker_of(const struct bucketing *b, tn_value v, struct tn_value_info *value, struct tn_op_info *maker)
+{
+    *value = (struct tn_value_info){.struct_size = sizeof *value};
+    b->dp->read->value_info(b->program, v, value);
+    *maker = (struct tn_op_info){.struct_size = sizeof *maker, .region = TN_REGION_BACKWARD};
+    if (value->def)
+        op_info(b, value->def, maker);
+}
+
+/* Reductions of what the backward pass leaves, or of its part after *scatter; one that follows another sum in the step
+ * region stays as it is, for a bucket would stand before it. */
+static int is_reduction(const struct bucketing *b, tn_op op, const struct tn_op_info *info, tn_op *scatter)
 {
     const struct tn_program_api *read = b->dp->read;
+    *scatter = 0;
     if (info->opcode != TN_OP_ALL_REDUCE || info->region != TN_REGION_STEP ||
         read->attr_int(b->program, op, "axis", -1) != b->axis ||
         read->attr_int(b->program, op, "red", TN_RED_SUM) != TN_RED_SUM)
         return 0;
-    struct tn_value_info value = {.struct_size = sizeof value};
-    read->value_info(b->program, info->in[0], &value);
-    struct tn_op_info maker = {.region = TN_REGION_BACKWARD};
-    if (value.def)
-        op_info(b, value.def, &maker);
-    return value.kind == TN_KIND_ACCUMULATOR && value.like && value.dtype == TN_F32 &&
-           maker.region != TN_REGION_STEP;
+    struct tn_value_info value;
+    struct tn_op_info maker;
+    maker_of(b, info->in[0], &value, &maker);
+    if (value.kind != TN_KIND_ACCUMULATOR || !value.like || value.dtype != TN_F32)
+        return 0;
+    if (maker.region == TN_REGION_STEP && maker.opcode == TN_OP_REDUCE_SCATTER) {
+        *scatter = value.def;
+        maker_of(b, maker.in[0], &value, &maker);
+    }
+    return maker.region != TN_REGION_STEP;
 }
 
 static int64_t local_elements(const struct bucketing *b, tn_value v)
@@ -81,14 +98,17 @@ static void collect(struct bucketing *b, uint64_t *place_of)
         struct tn_op_info info;
         op_info(b, op, &info);
         place_of[op] = ++place;
-        if (info.region == TN_REGION_STEP && !b->step)
+        if (info.region == TN_REGION_STEP && info.opcode != TN_OP_REDUCE_SCATTER && !b->step)
             b->step = op;
-        if (!is_reduction(b, op, &info))
+        tn_op scatter;
+        if (!is_reduction(b, op, &info, &scatter))
             continue;
         struct tn_value_info value = {.struct_size = sizeof value};
         read->value_info(b->program, info.in[0], &value);
-        b->items[b->n++] = (struct reduction){op, info.in[0], info.out[0], value.def ? place_of[value.def] : 0,
-                                              local_elements(b, info.in[0]), info.stage, 0};
+        b->items[b->n++] = (struct reduction){
+            .op = op, .scatter = scatter, .from = info.in[0], .to = info.out[0], .stage = info.stage,
+            .ready = value.def ? place_of[value.def] : 0, .elements = local_elements(b, info.in[0]),
+        };
     }
 }
 
@@ -122,8 +142,11 @@ static void join(struct bucketing *b, uint64_t first, uint64_t end, tn_value *me
     char name[64];
     uint32_t n = (uint32_t)(end - first), bucket = b->buckets++;
     edit->at(b->program, TN_REGION_STEP, -1, b->items[first].stage);
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         members[i] = b->items[first + i].from;
+        if (b->items[first + i].scatter)
+            edit->op_move(b->program, b->items[first + i].scatter, b->step);
+    }
     snprintf(name, sizeof name, "dp.bucket.%u", bucket);
     tn_value flat = edit->op(b->program, TN_OP_PACK, name, members, n, NULL, 0);
     snprintf(name, sizeof name, "dp.bucket.%u.sum", bucket);
