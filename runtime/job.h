@@ -173,8 +173,8 @@ void tn_feed_destroy(struct tn_feed *feed); /* accepts NULL */
 void tn_feed_starts(struct tn_feed *feed, const int32_t *starts);
 /* Global batch: tokens and labels [micro_batches * batch][sequence]; labels may be NULL. */
 tn_status tn_feed_rows(struct tn_feed *feed, const int32_t *tokens, const int32_t *labels);
-/* Nothing if the program has no such input. */
-tn_status tn_feed_scalar(struct tn_feed *feed, const char *name, float value);
+/* The scalars that a program has: the learning rate, the number of the update (from 1), that of the step (from 0). */
+tn_status tn_feed_step(struct tn_feed *feed, float lr, float t, float step);
 
 /* sample.c: continues `prompt` (bytes or token ids) by `count` tokens with the bound program of TN_PROGRAM_SAMPLE;
  * writes the new tokens to `out`. */

@@ -7,13 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum source { FEED_TOKENS, FEED_LABELS, FEED_POSITIONS, FEED_START, FEED_INDEX, FEED_SCALAR };
+enum source { FEED_TOKENS, FEED_LABELS, FEED_POSITIONS, FEED_START, FEED_INDEX, FEED_LR, FEED_T, FEED_STEP };
 
 struct fed {
     enum source source;
-    const char *name;
     tn_value value;
-    int32_t *host;           /* where it is put together */
+    int32_t *host;           /* where it is put together; NULL for a scalar */
     int64_t rows, columns;   /* local */
     int64_t *row, *column;   /* row: of the global batch; column: position in the sequence */
 };
@@ -72,26 +71,28 @@ static void find_index(struct tn_feed *feed, const struct tn_program *p, tn_valu
 
 static void add(struct tn_feed *feed, const struct tn_program *p, tn_value v)
 {
-    static const struct { const char *name; enum source source; } known[] = {
-        { "tokens", FEED_TOKENS }, { "labels", FEED_LABELS }, { "labels.step", FEED_LABELS }, { "positions", FEED_POSITIONS },
-        { "start", FEED_START }
+    static const struct {
+        const char *name;
+        enum source source;
+        int32_t rank; /* at least */
+    } known[] = {
+        { "tokens", FEED_TOKENS, 2 },       { "labels", FEED_LABELS, 2 }, { "labels.step", FEED_LABELS, 2 },
+        { "positions", FEED_POSITIONS, 2 }, { "start", FEED_START, 2 },   { "index", FEED_INDEX, 1 },
+        { "lr", FEED_LR, 0 },               { "t", FEED_T, 0 },           { "step", FEED_STEP, 0 },
     };
     const struct tn_value_data *value = &p->values[v];
-    struct fed *fed = &feed->fed[feed->n];
-    *fed = (struct fed){ .source = FEED_SCALAR, .name = value->name, .value = v };
-    for (size_t i = 0; i < sizeof known / sizeof *known && value->rank >= 2; i++) {
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         int32_t micro;
-        if (!is_input(value->name, known[i].name, &micro))
+        if (!is_input(value->name, known[i].name, &micro) || value->rank < known[i].rank)
             continue;
-        fed->source = known[i].source;
-        find_indices(feed, p, v, micro, fed);
+        struct fed *fed = &feed->fed[feed->n++];
+        *fed = (struct fed){ .source = known[i].source, .value = v };
+        if (known[i].rank == 2)
+            find_indices(feed, p, v, micro, fed);
+        else if (known[i].rank == 1)
+            find_index(feed, p, v, fed);
+        return;
     }
-    if (value->rank == 1 && strcmp(value->name, "index") == 0) {
-        fed->source = FEED_INDEX;
-        find_index(feed, p, v, fed);
-    }
-    if (fed->row || value->rank == 0)
-        feed->n++;
 }
 
 struct tn_feed *tn_feed_new(const struct tn_exec *exec, const struct tn_program *flat)
@@ -149,16 +150,20 @@ tn_status tn_feed_rows(struct tn_feed *feed, const int32_t *tokens, const int32_
     for (uint32_t i = 0; i < feed->n && status == TN_OK; i++) {
         const struct fed *fed = &feed->fed[i];
         const int32_t *from = fed->source == FEED_TOKENS ? tokens : fed->source == FEED_LABELS ? labels : NULL;
-        if (from || (fed->source != FEED_TOKENS && fed->source != FEED_LABELS && fed->source != FEED_SCALAR))
+        if (from || (fed->host && fed->source != FEED_TOKENS && fed->source != FEED_LABELS))
             status = write_rows(feed, fed, from);
     }
     return status;
 }
 
-tn_status tn_feed_scalar(struct tn_feed *feed, const char *name, float value)
+tn_status tn_feed_step(struct tn_feed *feed, float lr, float t, float step)
 {
-    for (uint32_t i = 0; i < feed->n; i++)
-        if (feed->fed[i].source == FEED_SCALAR && strcmp(feed->fed[i].name, name) == 0)
-            return tn_exec_write(feed->exec, feed->fed[i].value, &value, sizeof value);
-    return TN_OK;
+    tn_status status = TN_OK;
+    for (uint32_t i = 0; i < feed->n && status == TN_OK; i++) {
+        const struct fed *fed = &feed->fed[i];
+        const float value = fed->source == FEED_LR ? lr : fed->source == FEED_T ? t : step;
+        if (!fed->host)
+            status = tn_exec_write(feed->exec, fed->value, &value, sizeof value);
+    }
+    return status;
 }

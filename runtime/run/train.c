@@ -18,7 +18,8 @@ struct bound {
     struct tn_compiled compiled;
     struct tn_exec *exec;
     struct tn_feed *feed;
-    int ready; /* compiled */
+    tn_value loss, clip; /* outputs; 0: it has none */
+    int ready;           /* compiled */
 };
 
 struct run {
@@ -113,12 +114,23 @@ static int64_t away_bytes(const struct run *run, uint32_t space)
     return most;
 }
 
+/* An output is called by what it was before resolve made it whole, and how. */
+static tn_value find_output(const struct tn_program *flat, const char *name)
+{
+    for (tn_value v = 1; v <= flat->n_values; v++)
+        if ((flat->values[v].flags & TN_VALUE_OUTPUT) && strncmp(flat->values[v].name, name, strlen(name)) == 0)
+            return v;
+    return 0;
+}
+
 static tn_status bind(struct run *run, struct bound *b, char *error, size_t error_bytes)
 {
     if (!b->ready)
         return TN_OK;
     b->exec = tn_exec_bind(&run->machine, &b->compiled.plan, error, error_bytes);
     b->feed = b->exec ? tn_feed_new(b->exec, &b->compiled.flat) : NULL;
+    b->loss = find_output(&b->compiled.flat, "loss.mean");
+    b->clip = find_output(&b->compiled.flat, "grad.clip");
     return b->feed ? TN_OK : TN_ERROR;
 }
 
@@ -219,17 +231,6 @@ static float most(void *ctx, float mine, tn_status *status)
 
 /* validation and sample */
 
-static tn_status read_output(const struct bound *b, const char *name, float *out, size_t count)
-{
-    const struct tn_program *flat = &b->compiled.flat;
-    size_t length = strlen(name);
-    for (tn_value v = 1; v <= flat->n_values; v++)
-        if ((flat->values[v].flags & TN_VALUE_OUTPUT) && strncmp(flat->values[v].name, name, length) == 0)
-            return tn_exec_read(b->exec, v, out, count * sizeof *out);
-    tn_log(TN_LOG_ERROR, "the program has no output %s", name);
-    return TN_NOT_FOUND;
-}
-
 static void feed_starts(struct run *run, struct bound *b, int split, int64_t step)
 {
     const struct tn_settings *s = &run->job->settings;
@@ -254,7 +255,7 @@ static tn_status validate(struct run *run, int64_t step)
         if (status == TN_OK)
             status = tn_exec_step(run->eval.exec);
         if (status == TN_OK)
-            status = read_output(&run->eval, "loss.mean", &loss, 1);
+            status = tn_exec_read(run->eval.exec, run->eval.loss, &loss, sizeof loss);
         if (status != TN_OK)
             return status;
         sum += loss;
@@ -320,17 +321,13 @@ static tn_status train_step(struct run *run, int64_t step)
     feed_starts(run, b, TN_SPLIT_TRAIN, step);
     tn_status status = tn_feed_rows(b->feed, tokens, labels);
     if (status == TN_OK)
-        status = tn_feed_scalar(b->feed, "lr", (float)lr);
-    if (status == TN_OK)
-        status = tn_feed_scalar(b->feed, "t", (float)(run->done.applied + 1));
-    if (status == TN_OK)
-        status = tn_feed_scalar(b->feed, "step", (float)step);
+        status = tn_feed_step(b->feed, (float)lr, (float)(run->done.applied + 1), (float)step);
     if (status == TN_OK)
         status = tn_exec_step(b->exec);
     if (status == TN_OK)
-        status = read_output(b, "loss.mean", &loss, 1);
+        status = tn_exec_read(b->exec, b->loss, &loss, sizeof loss);
     if (status == TN_OK)
-        status = read_output(b, "grad.clip", clip, 4);
+        status = tn_exec_read(b->exec, b->clip, clip, sizeof clip);
     if (status != TN_OK)
         return status;
     int skip = clip[2] != 0;

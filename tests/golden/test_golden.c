@@ -267,8 +267,8 @@ static void run_step(struct golden *g, int64_t step, const int32_t *tokens, cons
 {
     const struct tn_program *p = &g->compiled.flat;
     assert_int_equal(tn_feed_rows(g->feed, tokens, labels), TN_OK);
-    assert_int_equal(tn_feed_scalar(g->feed, "lr", (float)tn_lr_at(&g->job.settings, step)), TN_OK);
-    assert_int_equal(tn_feed_scalar(g->feed, "t", (float)(step + 1)), TN_OK);
+    assert_int_equal(tn_feed_step(g->feed, (float)tn_lr_at(&g->job.settings, step), (float)(step + 1), (float)step),
+                     TN_OK);
     assert_int_equal(tn_exec_step(g->exec), TN_OK);
     float *loss = read_value(g, tn_value_find(p, "loss.mean"), 1);
     float *clip = read_value(g, tn_value_find(p, "grad.clip"), 4);
