@@ -269,7 +269,7 @@ static tn_status join(struct tn_rank *rank, struct place *place, uint64_t timeou
 
 tn_status tn_rank_init(struct tn_rank *rank, uint64_t timeout_ns, char *error, size_t error_bytes)
 {
-    struct place place;
+    struct place place = { 0 };
     *rank = (struct tn_rank){ 0 };
     int joined = tn_launch_joined(&rank->rank, &rank->world, error, error_bytes);
     if (joined == 0)

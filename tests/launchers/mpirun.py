@@ -8,7 +8,7 @@ import sys
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from tenon_job import JobTest, layout, settings  # noqa: E402
+from tenon_job import JobTest, layout, settings, until  # noqa: E402
 
 TENON = os.path.abspath(sys.argv[1])
 del sys.argv[1]
@@ -40,6 +40,13 @@ class Mpirun(JobTest):
         bare = self.losses("bare", *MPIRUN, 2, "env", "-u", "PMIX_NAMESPACE", "-u", "PMIX_RANK", TENON, "run", "job.ini",
                            *layout(tp=2))
         self.assertEqual(pmix, bare)
+
+    def test_two_at_once(self):
+        """Each job finds a port of its own."""
+        long = self.start(*MPIRUN, 2, TENON, "run", "job.ini", *layout(tp=2), "--steps", 100000)
+        self.assertTrue(until(lambda: "step 1/" in long.stderr), long.stderr)
+        self.mpirun(2, "other", *layout(tp=2))
+        self.assertIsNone(long.process.poll(), long.stderr)
 
     def test_backend_per_axis(self):
         """shm along one axis, mpi along the other: both under way at once, and a trace of each."""
