@@ -15,7 +15,7 @@ STAGES = {"10b": 2, "70b": 4, "405b": 16}
 SECONDS = 100  # at most 9 here where nothing else runs
 
 
-def tenon(program, *arguments, timeout=60):
+def tenon(program, *arguments, timeout=None):
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
 
 

@@ -20,26 +20,11 @@ import termios
 import time
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from tenon_job import read, until  # noqa: E402
+
 PROGRAM = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else None
 NOBODY = 65534
-
-
-def until(condition, seconds=10.0):
-    """Whether the condition came true in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.005)
-    return bool(condition())
-
-
-def read(path):
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 class Job:

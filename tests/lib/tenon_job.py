@@ -42,6 +42,11 @@ threads = 1
 chain =
 """
 
+# What whoever started the tests wants ignored (nohup, a shell's background job), jobs would ignore too.
+for number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+
 
 def read(path):
     try:
