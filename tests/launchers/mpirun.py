@@ -69,6 +69,10 @@ class Mpirun(JobTest):
         mpi = self.mpirun(2, "mpi", *layout(tp=2), *settings(comm={"backend": "mpi", "layers": "verify"}))
         self.assertEqual(shm, mpi)
 
+    def test_one_rank(self):
+        run = self.run_tenon(*MPIRUN, 1, TENON, "bench", "comm", "--backends", "shm,mpi", "-e", "64K", "-n", 2)
+        self.assertIn("# 1 rank on 1 host", run.stdout)
+
     def test_not_from_mpirun(self):
         self.TENON = TENON
         run = self.run_tenon("run", "job.ini", *layout(tp=2), *settings(comm={"backend": "mpi"}), code=1)
