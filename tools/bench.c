@@ -119,7 +119,7 @@ int tenon_bench_main(int argc, char **argv)
     static const char *const names[] = { "comm", "latency", "bandwidth" };
     struct bench_options o;
     char error[512];
-    int32_t rank, world;
+    int32_t rank = 0, world = 1;
     int command = 0;
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         usage(argc < 2 ? stderr : stdout);
@@ -141,5 +141,7 @@ int tenon_bench_main(int argc, char **argv)
         fprintf(stderr, "tenon: %s\n", error);
         return TOOL_USAGE;
     }
+    if (rank == 0 && bench_output_check(&o))
+        return TOOL_FAILED;
     return joined ? run_rank(&o) : launch(&o, argv - 1);
 }

@@ -51,7 +51,7 @@ class Comm(Bench):
             self.assertEqual((row[8], row[12], row[13]), ("0", "0", "shm"))
         self.matches(r"^# 2 ranks on 1 host$", run.stdout)
         self.matches(r"^#   rank.* on \S+: cores? \d", run.stdout)
-        self.matches(r"^# backend shm: shm \d+\.\d+\.\d+, /\S+shm\.so$", run.stdout)
+        self.matches(r"^# backend shm: shm \d+\.\d+\.\d+ \(.+\), /\S+shm\.so$", run.stdout)
 
     def test_figures_fit_together(self):
         found = self.results("all", "-p", 2, *SMALL)
@@ -120,6 +120,17 @@ class Comm(Bench):
         self.comm(*words, "-c", 0)  # nobody looked
         self.matches(r"^ +1024 .* none +0 .* 1 .* 1 +fault", self.comm(*words, code=1).stdout)
 
+    def test_unwritable(self):
+        """Found out before anything is measured, and what was in a file stays until there is something new."""
+        for option in ("--json=absent/a", "--csv=absent/a", "--svg absent/a"):
+            run = self.comm("-p", 2, "--seconds", 100, *option.split(), code=1)
+            self.assertEqual(run.stdout, "")
+            self.assertEqual(run.stderr, "tenon bench: cannot write absent/a: No such file or directory\n")
+        self.write("old.json", "old")
+        self.comm("-p", 2, "-r", 2, "--json=old.json", "broadcast", code=2)
+        with open(self.path("old.json"), encoding="utf-8") as file:
+            self.assertEqual(file.read(), "old")
+
     def test_csv(self):
         words = ("-p", 2, *SMALL)
         rows = list(csv.DictReader(io.StringIO(self.comm(*words, "--csv", "--json=both.json").stdout)))
@@ -170,6 +181,8 @@ class Comm(Bench):
                 self.assertEqual(run.stdout, "")
                 self.assertIn(message, run.stderr)
         self.assertIn("there are ranks 0 to 1: --root is not one of them", self.comm("broadcast", "-p", 2, "-r", 2, code=2).stderr)
+        self.assertIn("unknown option --window; see tenon bench latency --help",
+                      self.run_tenon("bench", "latency", "--window", 4, code=2).stderr)
         for words, message in ((["bench"], "usage: tenon bench"), (["bench", "latncy"], "did you mean latency?")):
             self.assertIn(message, self.run_tenon(*words, code=2).stderr)
 

@@ -163,14 +163,14 @@ void bench_about_print(const json_t *about, FILE *out)
             json_string_value(json_object_get(host, "processor")),
             (int)json_integer_value(json_object_get(host, "cores")), json_real_value(json_object_get(host, "l2_mib")),
             json_real_value(json_object_get(host, "l3_mib")));
-    fprintf(out, "# %d ranks on %d host%s\n", (int)json_integer_value(json_object_get(about, "ranks")),
-            (int)json_integer_value(json_object_get(about, "hosts")),
-            json_integer_value(json_object_get(about, "hosts")) > 1 ? "s" : "");
+    int ranks = (int)json_integer_value(json_object_get(about, "ranks"));
+    int hosts = (int)json_integer_value(json_object_get(about, "hosts"));
+    fprintf(out, "# %d rank%s on %d host%s\n", ranks, ranks > 1 ? "s" : "", hosts, hosts > 1 ? "s" : "");
     print_ranks(json_object_get(about, "rank_table"), out);
     for (size_t i = 0; i < json_array_size(backends); i++) {
         const json_t *part = json_array_get(backends, i);
-        fprintf(out, "# backend %s: %s %s, %s\n", json_string_value(json_object_get(part, "backend")),
+        fprintf(out, "# backend %s: %s %s (%s), %s\n", json_string_value(json_object_get(part, "backend")),
                 json_string_value(json_object_get(part, "plugin")), json_string_value(json_object_get(part, "version")),
-                json_string_value(json_object_get(part, "path")));
+                json_string_value(json_object_get(part, "build")), json_string_value(json_object_get(part, "path")));
     }
 }

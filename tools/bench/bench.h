@@ -264,6 +264,8 @@ struct bench_chart {
     const char *y, *y_label, *ceiling; /* ceiling: key, or NULL */
 };
 void bench_chart_write(const json_t *about, const json_t *results, const struct bench_chart *chart, FILE *out);
+/* Opens the files, without changing what is in them. -1: one cannot be written, and said so. */
+int bench_output_check(const struct bench_options *o);
 /* Writes what the options ask for. 0, or -1 with a message. */
 int bench_output(const struct bench_options *o, json_t *about, json_t *results, json_t *more,
                  const struct bench_chart *chart);

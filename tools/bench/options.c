@@ -325,23 +325,29 @@ static int read_flag(struct bench_options *o, const char *word)
     return 0;
 }
 
+static int is_taken(const struct bench_options *o, int i)
+{
+    return known[i].where == BOTH || (known[i].where == ONLY_COMM && o->command == BENCH_COMM) ||
+           (known[i].where == ONLY_BANDWIDTH && o->command == BENCH_BANDWIDTH);
+}
+
 static const char *find(const struct bench_options *o, const char *word)
 {
-    for (int i = 0; i < KNOWN; i++) {
-        int fits = known[i].where == BOTH || (known[i].where == ONLY_COMM && o->command == BENCH_COMM) ||
-                   (known[i].where == ONLY_BANDWIDTH && o->command == BENCH_BANDWIDTH);
-        if (fits && (strcmp(word, known[i].name) == 0 || (*known[i].letter && strcmp(word, known[i].letter) == 0)))
+    for (int i = 0; i < KNOWN; i++)
+        if (is_taken(o, i) &&
+            (strcmp(word, known[i].name) == 0 || (*known[i].letter && strcmp(word, known[i].letter) == 0)))
             return known[i].name;
-    }
     return NULL;
 }
 
 static int unknown(const struct bench_options *o, const char *word)
 {
     const char *names[KNOWN + 4] = { "--help", "--pin", "--json", "--csv" };
+    size_t n = 4;
     for (int i = 0; i < KNOWN; i++)
-        names[i + 4] = known[i].name;
-    const char *nearest = tn_nearest(word, names, KNOWN + 4);
+        if (is_taken(o, i))
+            names[n++] = known[i].name;
+    const char *nearest = tn_nearest(word, names, n);
     fprintf(stderr, "tenon bench %s: unknown option %s; ", command_names[o->command], word);
     if (nearest)
         fprintf(stderr, "did you mean %s?\n", nearest);

@@ -153,14 +153,25 @@ static int finish(FILE *file, const char *path)
     return -1;
 }
 
-static FILE *open_file(const char *path, int *failed)
+static FILE *open_file(const char *path, const char *mode, int *failed)
 {
-    FILE *file = fopen(path, "w");
+    FILE *file = fopen(path, mode);
     if (!file) {
         fprintf(stderr, "tenon bench: cannot write %s: %s\n", path, strerror(errno));
         *failed = -1;
     }
     return file;
+}
+
+int bench_output_check(const struct bench_options *o)
+{
+    const char *const paths[] = { o->json_file, o->csv_file, o->svg_file };
+    int failed = 0;
+    FILE *file;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        if (paths[i] && (file = open_file(paths[i], "a", &failed)) != NULL) /* what is there stays until the end */
+            fclose(file);
+    return failed;
 }
 
 static void write_json(json_t *about, json_t *results, json_t *more, FILE *out)
@@ -182,15 +193,15 @@ int bench_output(const struct bench_options *o, json_t *about, json_t *results, 
         write_json(about, results, more, stdout);
     if (o->csv)
         bench_csv(results, stdout);
-    if (o->json_file && (file = open_file(o->json_file, &failed)) != NULL) {
+    if (o->json_file && (file = open_file(o->json_file, "w", &failed)) != NULL) {
         write_json(about, results, more, file);
         failed |= finish(file, o->json_file);
     }
-    if (o->csv_file && (file = open_file(o->csv_file, &failed)) != NULL) {
+    if (o->csv_file && (file = open_file(o->csv_file, "w", &failed)) != NULL) {
         bench_csv(results, file);
         failed |= finish(file, o->csv_file);
     }
-    if (o->svg_file && (file = open_file(o->svg_file, &failed)) != NULL) {
+    if (o->svg_file && (file = open_file(o->svg_file, "w", &failed)) != NULL) {
         bench_chart_write(about, results, chart, file);
         failed |= finish(file, o->svg_file);
     }
