@@ -2,7 +2,7 @@
  *
  * What happens to a call depends on the seed, the rank, the group's name and the call's number alone, so a run that
  * went wrong goes wrong again. Says so at the start, in a warning, since nobody must have it in a job unknowingly. */
-#include <tenon/collective.h>
+#include <tenon/call.h>
 #include <tenon/plugin.h>
 
 #include <inttypes.h>
@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, BARRIER, SEND, RECV, OPS };
 enum { SLICE_NS = 1000 * 1000 };
 
 struct fault {
@@ -197,27 +196,19 @@ static tn_status end(struct tn_request *r, tn_status status)
     return status;
 }
 
-static const struct {
-    uint32_t bytes;
-} dtypes[] = {
-#define TN_X(name, number, text, bytes) [number] = { bytes },
-    TN_DTYPE_LIST(TN_X)
-#undef TN_X
-};
-
-static uint64_t result_bytes(const struct tn_comm *c, uint32_t op, uint64_t count, uint32_t dtype)
+static uint64_t result_bytes(const struct tn_comm *c, const struct tn_call *what)
 {
-    uint64_t blocks = op == ALL_GATHER || op == ALL_TO_ALL ? (uint64_t)c->n : 1;
-    return dtype < sizeof dtypes / sizeof *dtypes ? count * blocks * dtypes[dtype].bytes : 0;
+    uint64_t blocks = what->op == TN_CALL_ALL_GATHER || what->op == TN_CALL_ALL_TO_ALL ? (uint64_t)c->n : 1;
+    return what->recv ? what->count * blocks * tn_call_dtype_bytes(what->dtype) : 0;
 }
 
 /* Before a call goes on: what goes wrong with it. *r is NULL without memory. Returns 1 if the call is dropped. */
-static int strike(struct tn_comm *c, uint32_t op, void *result, uint64_t count, uint32_t dtype, struct tn_request **r)
+static int strike(struct tn_comm *c, const struct tn_call *what, struct tn_request **r)
 {
     const struct fault *f = c->fault;
-    uint64_t bytes = result ? result_bytes(c, op, count, dtype) : 0;
-    int is_meant = (f->only_rank < 0 || f->only_rank == f->rank) && (f->only_op == OPS || f->only_op == (int64_t)op) &&
-                   (int64_t)c->calls >= f->after;
+    uint64_t bytes = result_bytes(c, what);
+    int is_meant = (f->only_rank < 0 || f->only_rank == f->rank) &&
+                   (f->only_op == TN_CALLS || f->only_op == what->op) && (int64_t)c->calls >= f->after;
     *r = request_new(c);
     if (!*r)
         return 0;
@@ -226,20 +217,11 @@ static int strike(struct tn_comm *c, uint32_t op, void *result, uint64_t count, 
     if (is_meant && happens(c, 1, f->delay))
         nanosleep(&(struct timespec){ .tv_sec = f->delay_ns / 1000000000, .tv_nsec = f->delay_ns % 1000000000 }, NULL);
     if (is_meant && bytes && happens(c, 2, f->corrupt))
-        (*r)->corrupted = (char *)result + draw(c, 3) % bytes;
+        (*r)->corrupted = (char *)what->recv + draw(c, 3) % bytes;
     if (is_meant && happens(c, 4, f->drop))
         c->is_silent = 1;
     c->calls++;
     return c->is_silent;
-}
-
-static tn_status begun(struct tn_request *r, tn_status status, struct tn_request **out)
-{
-    if (status == TN_OK)
-        *out = r;
-    else
-        (void)end(r, status);
-    return status;
 }
 
 /* A dropped call ends only with its group or its peers. */
@@ -286,62 +268,23 @@ static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
 
 /* ---- operations ---- */
 
-/* Passes the operation `call` on, unless it is dropped. */
-#define PASS(c, op, result, count, dtype, out, call, ...)                                                            \
-    do {                                                                                                             \
-        struct tn_request *r_;                                                                                       \
-        int is_dropped_ = strike(c, op, result, count, dtype, &r_);                                                  \
-        if (!r_)                                                                                                     \
-            return (c)->fault->host->fail((c)->fault->host, TN_NO_MEMORY, "no memory for a request");                \
-        return begun(r_, is_dropped_ ? TN_OK : (c)->fault->next->call((c)->below, __VA_ARGS__, &r_->below), out);    \
-    } while (0)
-
-static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            uint32_t red, struct tn_queue *q, struct tn_request **r)
+/* Passes the operation on, unless it is dropped. */
+static tn_status call(struct tn_comm *c, const struct tn_call *what, struct tn_request **out)
 {
-    PASS(c, ALL_REDUCE, recv, count, dtype, r, all_reduce, send, recv, count, dtype, red, q);
+    const struct fault *f = c->fault;
+    struct tn_request *r;
+    int is_dropped = strike(c, what, &r);
+    if (!r)
+        return f->host->fail(f->host, TN_NO_MEMORY, "no memory for a request");
+    tn_status status = is_dropped ? TN_OK : tn_call_pass(f->next, c->below, what, &r->below);
+    if (status == TN_OK)
+        *out = r;
+    else
+        (void)end(r, status);
+    return status;
 }
 
-static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, ALL_GATHER, recv, count, dtype, r, all_gather, send, recv, count, dtype, q);
-}
-
-static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                                uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, REDUCE_SCATTER, recv, count, dtype, r, reduce_scatter, send, recv, count, dtype, red, q);
-}
-
-static tn_status all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, ALL_TO_ALL, recv, count, dtype, r, all_to_all, send, recv, count, dtype, q);
-}
-
-static tn_status broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                           int32_t root, struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, BROADCAST, recv, count, dtype, r, broadcast, send, recv, count, dtype, root, q);
-}
-
-static tn_status send_to(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
-                         struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, SEND, NULL, count, dtype, r, send, data, count, dtype, to, q);
-}
-
-static tn_status recv_from(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
-                           struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, RECV, data, count, dtype, r, recv, data, count, dtype, from, q);
-}
-
-static tn_status barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, BARRIER, NULL, 0, 0, r, barrier, q);
-}
+TN_CALL_FUNCTIONS(call)
 
 /* ---- what the loader reads ---- */
 
@@ -356,22 +299,18 @@ static const struct tn_collective table = {
     .comm_create = comm_create,
     .comm_destroy = comm_destroy,
     .comm_abort = comm_abort,
-    .all_reduce = all_reduce,
-    .all_gather = all_gather,
-    .reduce_scatter = reduce_scatter,
-    .all_to_all = all_to_all,
-    .broadcast = broadcast,
-    .send = send_to,
-    .recv = recv_from,
-    .barrier = barrier,
+    TN_CALL_ENTRIES(call),
     .test = test,
     .wait = wait_for,
     .progress = progress,
     .last_error = last_error,
 };
 
-static const char *const op_choices[] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                          "barrier", "send", "recv", "any", NULL };
+static const char *const op_choices[] = {
+#define TN_X(name, text) text,
+    TN_CALL_LIST(TN_X)
+#undef TN_X
+    "any", NULL };
 
 #define OPTION(type_, key_, fallback_, lo, hi, help_)                                                               \
     { .struct_size = sizeof(struct tn_option), .type = TN_OPT_##type_, .key = key_, .fallback = fallback_, .min = lo,  \

@@ -23,23 +23,6 @@ uint64_t hier_now(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-const char *hier_op_name(uint32_t op)
-{
-    static const char *const names[] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                         "barrier", "send", "recv" };
-    return op < sizeof names / sizeof *names ? names[op] : "an unknown operation";
-}
-
-uint32_t hier_dtype_bytes(uint32_t dtype)
-{
-    static const uint32_t bytes[] = {
-#define TN_X(name, number, text, size) [number] = size,
-        TN_DTYPE_LIST(TN_X)
-#undef TN_X
-    };
-    return dtype < sizeof bytes / sizeof *bytes ? bytes[dtype] : 0;
-}
-
 /* ---- the life of the backend ---- */
 
 static tn_status open_side(const struct tn_host *host, const struct tn_backends_api *backends, const char *key,
@@ -180,7 +163,7 @@ static int32_t find_culprit(struct tn_comm *c, int32_t peer)
 
 static uint64_t bytes_of(const struct tn_request *r)
 {
-    int wide = r->op == OP_ALL_GATHER || r->op == OP_REDUCE_SCATTER || r->op == OP_ALL_TO_ALL;
+    int wide = r->op == TN_CALL_ALL_GATHER || r->op == TN_CALL_REDUCE_SCATTER || r->op == TN_CALL_ALL_TO_ALL;
     return r->count * r->esize * (wide ? (uint64_t)r->comm->n : 1);
 }
 
@@ -190,7 +173,7 @@ static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t pe
     if (r) {
         c->error.op_number = r->number;
         c->error.bytes = bytes_of(r);
-        c->error.op = hier_op_name(r->op);
+        c->error.op = tn_call_name(r->op);
     }
 }
 
@@ -300,16 +283,16 @@ static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
 static tn_status check(struct tn_comm *c, const struct tn_request *r)
 {
     const struct tn_host *host = c->hier->host;
-    int reduces = r->op == OP_ALL_REDUCE || r->op == OP_REDUCE_SCATTER;
+    int reduces = r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER;
     if (!c->failed && atomic_load(&c->aborted))
         hier_fail(c, NULL, NULL, NULL, TN_ABORTED);
     if (c->failed)
         return host->fail(host, c->failed, "group %s has failed: %s", c->name, c->error_text);
-    if (!hier_dtype_bytes(r->dtype) || (reduces && (!(c->hier->dtypes >> r->dtype & 1) || r->red > TN_RED_MAX)))
+    if (!tn_call_dtype_bytes(r->dtype) || (reduces && (!(c->hier->dtypes >> r->dtype & 1) || r->red > TN_RED_MAX)))
         return host->fail(host, TN_INVALID, "hier: %s of group %s: dtype %u, reduction %u are not possible",
-                          hier_op_name(r->op), c->name, r->dtype, r->red);
+                          tn_call_name(r->op), c->name, r->dtype, r->red);
     if (r->peer < 0 || r->peer >= c->n)
-        return host->fail(host, TN_INVALID, "hier: %s of group %s: member %d of %d", hier_op_name(r->op), c->name,
+        return host->fail(host, TN_INVALID, "hier: %s of group %s: member %d of %d", tn_call_name(r->op), c->name,
                           (int)r->peer, (int)c->n);
     return TN_OK;
 }
@@ -317,26 +300,9 @@ static tn_status check(struct tn_comm *c, const struct tn_request *r)
 /* The whole operation by one backend. */
 static tn_status pass(struct tn_request *r, const struct side *side, struct tn_comm *g, int32_t peer)
 {
-    const struct tn_collective *t = side->table;
+    const struct tn_call what = { r->op, r->dtype, r->red, peer, r->count, r->send, r->recv, NULL };
     r->side = side;
-    switch (r->op) {
-    case OP_ALL_REDUCE:
-        return t->all_reduce(g, r->send, r->recv, r->count, r->dtype, r->red, NULL, &r->below);
-    case OP_ALL_GATHER:
-        return t->all_gather(g, r->send, r->recv, r->count, r->dtype, NULL, &r->below);
-    case OP_REDUCE_SCATTER:
-        return t->reduce_scatter(g, r->send, r->recv, r->count, r->dtype, r->red, NULL, &r->below);
-    case OP_ALL_TO_ALL:
-        return t->all_to_all(g, r->send, r->recv, r->count, r->dtype, NULL, &r->below);
-    case OP_BROADCAST:
-        return t->broadcast(g, r->send, r->recv, r->count, r->dtype, peer, NULL, &r->below);
-    case OP_BARRIER:
-        return t->barrier(g, NULL, &r->below);
-    case OP_SEND:
-        return t->send(g, r->send, r->count, r->dtype, peer, NULL, &r->below);
-    default:
-        return t->recv(g, r->recv, r->count, r->dtype, peer, NULL, &r->below);
-    }
+    return tn_call_pass(side->table, g, &what, &r->below);
 }
 
 static int32_t *passed_by(const struct tn_request *r)
@@ -361,8 +327,10 @@ static void keep_passed_error(const struct tn_request *r)
     c->error.op_number = error.op_number;
 }
 
-static tn_status call(struct tn_comm *c, struct tn_request what, struct tn_request **out)
+static tn_status call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
 {
+    struct tn_request what = { .op = a->op, .dtype = a->dtype, .red = a->red, .peer = a->peer, .count = a->count,
+                               .send = a->send, .recv = a->recv };
     const struct hier *h = c->hier;
     tn_status status = check(c, &what);
     if (status != TN_OK)
@@ -375,8 +343,8 @@ static tn_status call(struct tn_comm *c, struct tn_request what, struct tn_reque
     r->next_made = next_made;
     r->comm = c;
     r->status = TN_PENDING;
-    r->esize = hier_dtype_bytes(r->dtype);
-    int is_message = r->op == OP_SEND || r->op == OP_RECV, is_near = c->host[r->peer] == c->host[c->me];
+    r->esize = tn_call_dtype_bytes(r->dtype);
+    int is_message = r->op == TN_CALL_SEND || r->op == TN_CALL_RECV, is_near = c->host[r->peer] == c->host[c->me];
     if (!c->only && !is_message) {
         hier_enqueue(r);
         hier_advance(c->hier);
@@ -397,54 +365,7 @@ static tn_status call(struct tn_comm *c, struct tn_request what, struct tn_reque
     return TN_OK;
 }
 
-#define CALL(c, r, ...) return call(c, (struct tn_request){ __VA_ARGS__ }, r)
-
-static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_ALL_REDUCE, .send = send, .recv = recv, .count = count, .dtype = dtype, .red = red);
-}
-
-static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_ALL_GATHER, .send = send, .recv = recv, .count = count, .dtype = dtype);
-}
-
-static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                                uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_REDUCE_SCATTER, .send = send, .recv = recv, .count = count, .dtype = dtype, .red = red);
-}
-
-static tn_status all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_ALL_TO_ALL, .send = send, .recv = recv, .count = count, .dtype = dtype);
-}
-
-static tn_status broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                           int32_t root, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_BROADCAST, .send = send, .recv = recv, .count = count, .dtype = dtype, .peer = root);
-}
-
-static tn_status send_to(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
-                         struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_SEND, .send = data, .count = count, .dtype = dtype, .peer = to);
-}
-
-static tn_status recv_from(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
-                           struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_RECV, .recv = data, .count = count, .dtype = dtype, .peer = from);
-}
-
-static tn_status barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_BARRIER, .dtype = TN_U8);
-}
+TN_CALL_FUNCTIONS(call)
 
 /* ---- test and wait ---- */
 
@@ -575,14 +496,7 @@ static const struct tn_collective table = {
     .comm_create = hier_comm_create,
     .comm_destroy = hier_comm_destroy,
     .comm_abort = hier_comm_abort,
-    .all_reduce = all_reduce,
-    .all_gather = all_gather,
-    .reduce_scatter = reduce_scatter,
-    .all_to_all = all_to_all,
-    .broadcast = broadcast,
-    .send = send_to,
-    .recv = recv_from,
-    .barrier = barrier,
+    TN_CALL_ENTRIES(call),
     .test = test,
     .wait = wait_for,
     .progress = progress,

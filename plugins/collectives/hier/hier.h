@@ -10,10 +10,9 @@
 
 #include <stdatomic.h>
 
-#include <tenon/collective.h>
+#include <tenon/call.h>
 #include <tenon/plugin.h>
 
-enum { OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_TO_ALL, OP_BROADCAST, OP_BARRIER, OP_SEND, OP_RECV };
 enum { DOWN, ACROSS, UP, STAGES };
 enum { NAME_BYTES = 32, WINDOW = 4 /* pieces of a group under way */ };
 
@@ -95,8 +94,6 @@ struct hier {
 };
 
 uint64_t hier_now(void);
-const char *hier_op_name(uint32_t op);
-uint32_t hier_dtype_bytes(uint32_t dtype); /* 0: no such dtype */
 
 /* group.c */
 tn_status hier_say_host(struct hier *h);

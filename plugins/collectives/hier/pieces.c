@@ -40,7 +40,7 @@ struct tn_comm *hier_comm_of(const struct piece *p)
 {
     const struct tn_comm *c = p->op->comm;
     int stage = p->issued - 1;
-    int goes_to_all = p->op->op == OP_ALL_TO_ALL && !c->is_even;
+    int goes_to_all = p->op->op == TN_CALL_ALL_TO_ALL && !c->is_even;
     return stage == DOWN ? c->down : stage == UP ? c->up : goes_to_all ? c->all : c->rail;
 }
 

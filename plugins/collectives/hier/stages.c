@@ -23,7 +23,8 @@
 
 static int is_wide(const struct tn_request *r)
 {
-    return r->dtype == TN_BF16 && r->red == TN_RED_SUM && (r->op == OP_ALL_REDUCE || r->op == OP_REDUCE_SCATTER);
+    return r->dtype == TN_BF16 && r->red == TN_RED_SUM &&
+           (r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER);
 }
 
 static uint32_t work_dtype(const struct tn_request *r)
@@ -53,7 +54,7 @@ int hier_cut(struct tn_request *r, struct piece *p)
 {
     const struct tn_comm *c = r->comm;
     uint64_t chunk = c->hier->chunk_bytes / (work_bytes(r) * (uint64_t)c->n);
-    if (r->op == OP_BARRIER) {
+    if (r->op == TN_CALL_BARRIER) {
         if (r->planned++)
             return 0;
         return 1;
@@ -61,12 +62,12 @@ int hier_cut(struct tn_request *r, struct piece *p)
     if (r->planned == r->count)
         return 0;
     p->at = r->planned;
-    if (r->op == OP_ALL_REDUCE) {
+    if (r->op == TN_CALL_ALL_REDUCE) {
         cut_all_reduce(r, p);
     } else {
-        if (r->op == OP_BROADCAST)
+        if (r->op == TN_CALL_BROADCAST)
             chunk = c->hier->chunk_bytes / r->esize;
-        if (r->op == OP_ALL_TO_ALL && !c->is_even)
+        if (r->op == TN_CALL_ALL_TO_ALL && !c->is_even)
             chunk = r->count;
         chunk = chunk ? chunk : 1;
         p->length = r->count - r->planned < chunk ? r->count - r->planned : chunk;
@@ -363,15 +364,15 @@ static tn_status barrier(struct piece *p, int stage)
 tn_status hier_issue(struct piece *p, int stage)
 {
     switch (p->op->op) {
-    case OP_ALL_REDUCE:
+    case TN_CALL_ALL_REDUCE:
         return all_reduce(p, stage);
-    case OP_REDUCE_SCATTER:
+    case TN_CALL_REDUCE_SCATTER:
         return reduce_scatter(p, stage);
-    case OP_ALL_GATHER:
+    case TN_CALL_ALL_GATHER:
         return all_gather(p, stage);
-    case OP_ALL_TO_ALL:
+    case TN_CALL_ALL_TO_ALL:
         return all_to_all(p, stage);
-    case OP_BROADCAST:
+    case TN_CALL_BROADCAST:
         return broadcast(p, stage);
     default:
         return barrier(p, stage);
@@ -380,12 +381,12 @@ tn_status hier_issue(struct piece *p, int stage)
 
 void hier_ended(struct piece *p, int stage)
 {
-    if (p->op->op == OP_ALL_REDUCE)
+    if (p->op->op == TN_CALL_ALL_REDUCE)
         all_reduce_ended(p, stage);
-    else if (p->op->op == OP_REDUCE_SCATTER)
+    else if (p->op->op == TN_CALL_REDUCE_SCATTER)
         reduce_scatter_ended(p, stage);
-    else if (p->op->op == OP_ALL_GATHER)
+    else if (p->op->op == TN_CALL_ALL_GATHER)
         all_gather_ended(p, stage);
-    else if (p->op->op == OP_ALL_TO_ALL)
+    else if (p->op->op == TN_CALL_ALL_TO_ALL)
         all_to_all_ended(p, stage);
 }

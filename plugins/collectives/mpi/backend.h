@@ -10,10 +10,9 @@
 #include <mpi.h>
 #include <stdatomic.h>
 
-#include <tenon/collective.h>
+#include <tenon/call.h>
 #include <tenon/plugin.h>
 
-enum { OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_TO_ALL, OP_BROADCAST, OP_BARRIER, OP_SEND, OP_RECV };
 enum { NAME_BYTES = 32 };
 
 struct tn_request {
@@ -63,8 +62,6 @@ struct backend {
 };
 
 uint64_t mpi_now(void);
-const char *mpi_op_name(uint32_t op);
-uint32_t mpi_dtype_bytes(uint32_t dtype); /* 0: no such dtype */
 
 /* Keeps and tells an error of a call; mpi_comm_fail ends all that is under way with it. */
 tn_status mpi_error(struct tn_comm *c, const struct tn_request *r, tn_status status, int32_t peer, const char *fmt, ...)

@@ -81,11 +81,11 @@ static tn_status end_message(struct tn_request *r, int result, const MPI_Status 
 {
     struct tn_comm *c = r->comm;
     MPI_Count came = 0;
-    uint64_t wanted = r->count * mpi_dtype_bytes(r->dtype);
+    uint64_t wanted = r->count * tn_call_dtype_bytes(r->dtype);
     int class = MPI_SUCCESS;
     if (result != MPI_SUCCESS)
         MPI_Error_class(result, &class);
-    if (r->op == OP_SEND && result == MPI_SUCCESS)
+    if (r->op == TN_CALL_SEND && result == MPI_SUCCESS)
         return TN_OK;
     if (result != MPI_SUCCESS && class != MPI_ERR_TRUNCATE)
         return mpi_error(c, r, TN_ERROR, c->ranks[r->peer], "MPI failed");

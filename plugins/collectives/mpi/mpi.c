@@ -1,4 +1,4 @@
-/* mpi: collectives over Open MPI, among ranks that mpirun started.
+/* mpi: collectives over Open MPI, among ranks that mpirun started, or srun --mpi=pmix.
  *
  * For clusters whose MPI is tuned to their network, and as a second opinion on other backends. MPI says nothing of
  * members that call different things and often ends the whole job when one rank dies: run the layer `verify` over it
@@ -24,30 +24,13 @@ uint64_t mpi_now(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-const char *mpi_op_name(uint32_t op)
-{
-    static const char *const names[] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                         "barrier", "send", "recv" };
-    return op < sizeof names / sizeof *names ? names[op] : "an unknown operation";
-}
-
-uint32_t mpi_dtype_bytes(uint32_t dtype)
-{
-    static const uint32_t bytes[] = {
-#define TN_X(name, number, text, size) [number] = size,
-        TN_DTYPE_LIST(TN_X)
-#undef TN_X
-    };
-    return dtype < sizeof bytes / sizeof *bytes ? bytes[dtype] : 0;
-}
-
 /* ---- errors ---- */
 
 tn_status mpi_error(struct tn_comm *c, const struct tn_request *r, tn_status status, int32_t peer, const char *fmt, ...)
 {
     const struct tn_host *host = c->backend->host;
     int at = r ? snprintf(c->error_text, sizeof c->error_text, "mpi: %s number %" PRIu64 " of group %s: ",
-                          mpi_op_name(r->op), r->number, c->name)
+                          tn_call_name(r->op), r->number, c->name)
                : snprintf(c->error_text, sizeof c->error_text, "mpi: group %s: ", c->name);
     va_list args;
     va_start(args, fmt);
@@ -56,8 +39,8 @@ tn_status mpi_error(struct tn_comm *c, const struct tn_request *r, tn_status sta
     c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
                                        .peer = peer,
                                        .op_number = r ? r->number : 0,
-                                       .bytes = r ? r->count * mpi_dtype_bytes(r->dtype) : 0,
-                                       .op = r ? mpi_op_name(r->op) : "",
+                                       .bytes = r ? r->count * tn_call_dtype_bytes(r->dtype) : 0,
+                                       .op = r ? tn_call_name(r->op) : "",
                                        .message = c->error_text };
     return host->fail(host, status, "%s", c->error_text);
 }
@@ -152,10 +135,10 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
            bootstrap->struct_size < sizeof *bootstrap ? bootstrap->struct_size : sizeof *bootstrap);
     b->rank = bootstrap->rank;
     b->n = bootstrap->size;
-    if (!getenv("OMPI_COMM_WORLD_SIZE"))
+    if (!getenv("OMPI_COMM_WORLD_SIZE") && !getenv("PMIX_RANK"))
         return b->host->fail(b->host, TN_UNSUPPORTED,
-                             "mpi: this rank was not started by Open MPI; use: mpirun -n %d tenon run JOB.ini",
-                             (int)b->n);
+                             "mpi: this rank was started without MPI; use: mpirun -n %d tenon run JOB.ini, or srun "
+                             "--mpi=pmix", (int)b->n);
     return start_mpi(b);
 }
 
@@ -190,22 +173,24 @@ static void comm_abort(struct tn_comm *c)
 static tn_status check(struct tn_comm *c, const struct tn_request *r)
 {
     const struct tn_host *host = c->backend->host;
-    int reduces = r->op == OP_ALL_REDUCE || r->op == OP_REDUCE_SCATTER;
+    int reduces = r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER;
     if (atomic_load(&c->aborted))
         mpi_advance(c->backend);
     if (c->failed)
         return host->fail(host, c->failed, "group %s has failed: %s", c->name, c->error_text);
-    if (!mpi_dtype_bytes(r->dtype) || (reduces && (!mpi_can_reduce(r->dtype) || r->red > TN_RED_MAX)))
+    if (!tn_call_dtype_bytes(r->dtype) || (reduces && (!mpi_can_reduce(r->dtype) || r->red > TN_RED_MAX)))
         return host->fail(host, TN_INVALID, "mpi: %s of group %s: dtype %u, reduction %u are not possible",
-                          mpi_op_name(r->op), c->name, r->dtype, r->red);
+                          tn_call_name(r->op), c->name, r->dtype, r->red);
     if (r->peer < 0 || r->peer >= c->n)
-        return host->fail(host, TN_INVALID, "mpi: %s of group %s: member %d of %d", mpi_op_name(r->op), c->name,
+        return host->fail(host, TN_INVALID, "mpi: %s of group %s: member %d of %d", tn_call_name(r->op), c->name,
                           (int)r->peer, (int)c->n);
     return TN_OK;
 }
 
-static tn_status call(struct tn_comm *c, struct tn_request what, struct tn_request **out)
+static tn_status call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
 {
+    struct tn_request what = { .op = a->op, .dtype = a->dtype, .red = a->red, .peer = a->peer, .count = a->count,
+                               .send = a->send, .recv = a->recv };
     tn_status status = check(c, &what);
     if (status != TN_OK)
         return status;
@@ -219,7 +204,7 @@ static tn_status call(struct tn_comm *c, struct tn_request what, struct tn_reque
     r->red = what.red;
     r->peer = what.peer;
     *out = r;
-    if (r->op != OP_SEND && r->op != OP_RECV) {
+    if (r->op != TN_CALL_SEND && r->op != TN_CALL_RECV) {
         mpi_enqueue(r);
         mpi_advance(c->backend);
         return TN_OK;
@@ -233,54 +218,7 @@ static tn_status call(struct tn_comm *c, struct tn_request what, struct tn_reque
     return TN_OK;
 }
 
-#define CALL(c, r, ...) return call(c, (struct tn_request){ __VA_ARGS__ }, r)
-
-static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_ALL_REDUCE, .send = send, .recv = recv, .count = count, .dtype = dtype, .red = red);
-}
-
-static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_ALL_GATHER, .send = send, .recv = recv, .count = count, .dtype = dtype);
-}
-
-static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                                uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_REDUCE_SCATTER, .send = send, .recv = recv, .count = count, .dtype = dtype, .red = red);
-}
-
-static tn_status all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_ALL_TO_ALL, .send = send, .recv = recv, .count = count, .dtype = dtype);
-}
-
-static tn_status broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                           int32_t root, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_BROADCAST, .send = send, .recv = recv, .count = count, .dtype = dtype, .peer = root);
-}
-
-static tn_status send_to(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
-                         struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_SEND, .send = data, .count = count, .dtype = dtype, .peer = to);
-}
-
-static tn_status recv_from(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
-                           struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_RECV, .recv = data, .count = count, .dtype = dtype, .peer = from);
-}
-
-static tn_status barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, r, .op = OP_BARRIER, .dtype = TN_U8);
-}
+TN_CALL_FUNCTIONS(call)
 
 /* ---- test and wait ---- */
 
@@ -330,7 +268,7 @@ static tn_status wait_for(struct tn_request *r, uint64_t timeout_ns)
             return end(r);
         uint64_t spent_ns = mpi_now() - began_ns;
         if (spent_ns >= timeout_ns)
-            return mpi_error(r->comm, r, TN_TIMEOUT, r->op >= OP_SEND ? r->comm->ranks[r->peer] : -1,
+            return mpi_error(r->comm, r, TN_TIMEOUT, r->op >= TN_CALL_SEND ? r->comm->ranks[r->peer] : -1,
                              "not done after %.1f s; MPI does not say which rank is missing", (double)timeout_ns / 1e9);
         look_around(r);
         if (spent_ns < SPIN_NS)
@@ -356,14 +294,7 @@ static const struct tn_collective table = {
     .comm_create = mpi_comm_create,
     .comm_destroy = mpi_comm_destroy,
     .comm_abort = comm_abort,
-    .all_reduce = all_reduce,
-    .all_gather = all_gather,
-    .reduce_scatter = reduce_scatter,
-    .all_to_all = all_to_all,
-    .broadcast = broadcast,
-    .send = send_to,
-    .recv = recv_from,
-    .barrier = barrier,
+    TN_CALL_ENTRIES(call),
     .test = test,
     .wait = wait_for,
     .progress = progress,
@@ -381,7 +312,7 @@ const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)
         .kind = TN_PLUGIN_COLLECTIVE,
         .id = "mpi",
         .version = "0.1.0",
-        .summary = "Collectives over Open MPI, among ranks that mpirun started.",
+        .summary = "Collectives over Open MPI, among ranks that mpirun or srun --mpi=pmix started.",
         .build_info = __VERSION__ ", Open MPI " TEXT(OMPI_MAJOR_VERSION) "." TEXT(OMPI_MINOR_VERSION),
         .table = &table,
     };

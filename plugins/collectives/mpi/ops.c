@@ -161,11 +161,11 @@ static tn_status step_move(struct tn_request *r, uint64_t bytes)
     if (r->phase++ > 0)
         return TN_OK;
     int count = mpi_bytes(bytes, &type), result;
-    if (r->op == OP_BROADCAST) {
+    if (r->op == TN_CALL_BROADCAST) {
         if (c->me == r->peer && r->recv != r->send)
             memcpy(r->recv, r->send, bytes);
         result = MPI_Ibcast(r->recv, count, type, r->peer, c->mpi, &r->under_way);
-    } else if (r->op == OP_ALL_GATHER) {
+    } else if (r->op == TN_CALL_ALL_GATHER) {
         int in_place = r->send == r->recv + (uint64_t)c->me * bytes;
         result = MPI_Iallgather(in_place ? MPI_IN_PLACE : r->send, count, type, r->recv, count, type, c->mpi,
                                 &r->under_way);
@@ -178,8 +178,8 @@ static tn_status step_move(struct tn_request *r, uint64_t bytes)
 
 tn_status mpi_step(struct tn_request *r)
 {
-    uint32_t e = mpi_dtype_bytes(r->dtype);
-    if (r->op == OP_BARRIER)
+    uint32_t e = tn_call_dtype_bytes(r->dtype);
+    if (r->op == TN_CALL_BARRIER)
         return r->phase++ ? TN_OK : begun(MPI_Ibarrier(r->comm->mpi, &r->under_way));
     if (r->count == 0)
         return TN_OK;
@@ -188,16 +188,16 @@ tn_status mpi_step(struct tn_request *r)
             memmove(r->recv, r->send, r->count * e);
         return TN_OK;
     }
-    if (r->op == OP_ALL_REDUCE)
+    if (r->op == TN_CALL_ALL_REDUCE)
         return step_all_reduce(r, e);
-    return r->op == OP_REDUCE_SCATTER ? step_reduce_scatter(r, e) : step_move(r, r->count * e);
+    return r->op == TN_CALL_REDUCE_SCATTER ? step_reduce_scatter(r, e) : step_move(r, r->count * e);
 }
 
 tn_status mpi_start_message(struct tn_request *r)
 {
     MPI_Datatype type;
-    int count = mpi_bytes(r->count * mpi_dtype_bytes(r->dtype), &type);
-    int result = r->op == OP_SEND
+    int count = mpi_bytes(r->count * tn_call_dtype_bytes(r->dtype), &type);
+    int result = r->op == TN_CALL_SEND
                      ? MPI_Isend(r->send, count, type, r->peer, (int)r->dtype, r->comm->mpi, &r->under_way)
                      : MPI_Irecv(r->recv, count, type, r->peer, MPI_ANY_TAG, r->comm->mpi, &r->under_way);
     mpi_bytes_free(&type);

@@ -11,10 +11,9 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <tenon/collective.h>
+#include <tenon/call.h>
 #include <tenon/plugin.h>
 
-enum { OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_TO_ALL, OP_BROADCAST, OP_BARRIER, OP_SEND, OP_RECV };
 enum { NAME_BYTES = 32, PIECES = 256, NAP_NS = 20 * 1000, LOOK_NS = 50 * 1000 * 1000 };
 
 struct tn_request {
@@ -58,15 +57,9 @@ struct nccl {
     struct { void *base; uint64_t bytes; } pieces[PIECES];
 };
 
-struct nccl_dtype {
-    ncclDataType_t type;
-    uint32_t bytes;
-};
-extern const struct nccl_dtype nccl_dtypes[]; /* by TN_* of value.h */
+extern const ncclDataType_t nccl_dtypes[]; /* by TN_* of value.h */
 
 /* nccl.c */
-uint32_t nccl_dtype_bytes(uint32_t dtype);
-const char *nccl_op_name(uint32_t op);
 uint64_t nccl_now_ns(void);
 void nccl_nap(void);
 uint64_t nccl_deadline_after(uint64_t timeout_ns);
@@ -84,21 +77,7 @@ void nccl_comm_abort(struct tn_comm *c);
 int nccl_is_aborted(struct tn_comm *c);
 
 /* ops.c */
-tn_status nccl_all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                          uint32_t red, struct tn_queue *q, struct tn_request **r);
-tn_status nccl_all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                          struct tn_queue *q, struct tn_request **r);
-tn_status nccl_reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                              uint32_t red, struct tn_queue *q, struct tn_request **r);
-tn_status nccl_all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                          struct tn_queue *q, struct tn_request **r);
-tn_status nccl_broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         int32_t root, struct tn_queue *q, struct tn_request **r);
-tn_status nccl_send_to(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
-                       struct tn_queue *q, struct tn_request **r);
-tn_status nccl_recv_from(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
-                         struct tn_queue *q, struct tn_request **r);
-tn_status nccl_barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r);
+tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **r);
 tn_status nccl_test(struct tn_request *r);
 tn_status nccl_wait_for(struct tn_request *r, uint64_t timeout_ns);
 void nccl_progress(void *self);

@@ -15,23 +15,10 @@
 #include <string.h>
 #include <time.h>
 
-const struct nccl_dtype nccl_dtypes[] = {
-    [TN_F32] = { ncclFloat32, 4 }, [TN_BF16] = { ncclBfloat16, 2 }, [TN_F16] = { ncclFloat16, 2 },
-    [TN_I32] = { ncclInt32, 4 },   [TN_I64] = { ncclInt64, 8 },     [TN_U8] = { ncclUint8, 1 },
-    [TN_I8] = { ncclInt8, 1 },     [TN_F64] = { ncclFloat64, 8 },
+const ncclDataType_t nccl_dtypes[] = {
+    [TN_F32] = ncclFloat32, [TN_BF16] = ncclBfloat16, [TN_F16] = ncclFloat16, [TN_I32] = ncclInt32,
+    [TN_I64] = ncclInt64,   [TN_U8] = ncclUint8,      [TN_I8] = ncclInt8,     [TN_F64] = ncclFloat64,
 };
-
-uint32_t nccl_dtype_bytes(uint32_t dtype)
-{
-    return dtype < sizeof nccl_dtypes / sizeof *nccl_dtypes ? nccl_dtypes[dtype].bytes : 0;
-}
-
-const char *nccl_op_name(uint32_t op)
-{
-    static const char *const names[] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                         "barrier", "send", "recv" };
-    return names[op];
-}
 
 uint64_t nccl_now_ns(void)
 {
@@ -62,11 +49,11 @@ tn_status nccl_fail_cuda(const struct nccl *b, const char *what, cudaError_t err
 /* Ends a group: its communicators are aborted, which ends what is under way. */
 tn_status nccl_fail_comm(struct tn_comm *c, const struct tn_request *r, tn_status status, const char *why)
 {
-    snprintf(c->error_text, sizeof c->error_text, "nccl: %s%sgroup %s: %s", r ? nccl_op_name(r->op) : "",
+    snprintf(c->error_text, sizeof c->error_text, "nccl: %s%sgroup %s: %s", r ? tn_call_name(r->op) : "",
              r ? " of " : "", c->name, why);
-    c->error = (struct tn_comm_error){ .struct_size = sizeof c->error, .peer = -1, .op = r ? nccl_op_name(r->op) : "",
+    c->error = (struct tn_comm_error){ .struct_size = sizeof c->error, .peer = -1, .op = r ? tn_call_name(r->op) : "",
                                        .op_number = r ? r->number : 0, .message = c->error_text,
-                                       .bytes = r ? r->count * nccl_dtype_bytes(r->dtype) : 0 };
+                                       .bytes = r ? r->count * tn_call_dtype_bytes(r->dtype) : 0 };
     if (!c->failed) {
         c->failed = status;
         ncclCommAbort(c->collectives);
@@ -160,7 +147,7 @@ static tn_status caps(void *self, struct tn_collective_caps *caps)
     (void)self;
     struct tn_collective_caps have = { .needs_progress = 1, .device_memory = 1, .nested_sums = 1 };
     for (uint32_t d = 1; d < sizeof nccl_dtypes / sizeof *nccl_dtypes; d++)
-        have.dtypes |= (uint64_t)(nccl_dtypes[d].bytes > 0) << d;
+        have.dtypes |= (uint64_t)(tn_call_dtype_bytes(d) > 0) << d;
     have.struct_size = caps->struct_size < sizeof have ? caps->struct_size : (uint32_t)sizeof have;
     memcpy(caps, &have, have.struct_size);
     return TN_OK;
@@ -237,6 +224,8 @@ static void mem_free(void *self, void *memory)
 
 /* ---- what the loader reads ---- */
 
+TN_CALL_FUNCTIONS(nccl_call)
+
 static const struct tn_collective table = {
     .struct_size = sizeof(struct tn_collective),
     .create = create,
@@ -248,14 +237,7 @@ static const struct tn_collective table = {
     .comm_create = nccl_comm_create,
     .comm_destroy = nccl_comm_destroy,
     .comm_abort = nccl_comm_abort,
-    .all_reduce = nccl_all_reduce,
-    .all_gather = nccl_all_gather,
-    .reduce_scatter = nccl_reduce_scatter,
-    .all_to_all = nccl_all_to_all,
-    .broadcast = nccl_broadcast,
-    .send = nccl_send_to,
-    .recv = nccl_recv_from,
-    .barrier = nccl_barrier,
+    TN_CALL_ENTRIES(nccl_call),
     .test = nccl_test,
     .wait = nccl_wait_for,
     .progress = nccl_progress,

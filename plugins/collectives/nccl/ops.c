@@ -43,26 +43,26 @@ static int is_on_gpu(const void *p)
 static tn_status check(struct tn_comm *c, const struct tn_request *r, const struct tn_queue *q)
 {
     const struct tn_host *host = c->nccl->host;
-    int reduces = r->op == OP_ALL_REDUCE || r->op == OP_REDUCE_SCATTER;
+    int reduces = r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER;
     if (!c->failed && atomic_load(&c->aborted))
         (void)nccl_fail_comm(c, NULL, TN_ABORTED, "it was aborted");
     if (c->failed)
         return host->fail(host, c->failed, "group %s has failed: %s", c->name, c->error_text);
-    if (!nccl_dtype_bytes(r->dtype) || (reduces && r->red > TN_RED_MAX) || r->peer < 0 || r->peer >= c->n)
+    if (!tn_call_dtype_bytes(r->dtype) || (reduces && r->red > TN_RED_MAX) || r->peer < 0 || r->peer >= c->n)
         return host->fail(host, TN_INVALID, "nccl: %s of group %s: dtype %u, reduction %u, member %d are not possible",
-                          nccl_op_name(r->op), c->name, r->dtype, r->red, (int)r->peer);
+                          tn_call_name(r->op), c->name, r->dtype, r->red, (int)r->peer);
     if (q)
         return host->fail(host, TN_UNSUPPORTED, "nccl: the queue of this device is no CUDA stream");
     if (r->count && (!is_on_gpu(r->send) || !is_on_gpu(r->recv)))
         return host->fail(host, TN_INVALID, "nccl: %s of group %s: the buffer is not in GPU memory",
-                          nccl_op_name(r->op), c->name);
+                          tn_call_name(r->op), c->name);
     return TN_OK;
 }
 
 static ncclResult_t exchange(struct tn_request *r, ncclDataType_t type)
 {
     struct tn_comm *c = r->comm;
-    uint64_t block = r->count * nccl_dtype_bytes(r->dtype);
+    uint64_t block = r->count * tn_call_dtype_bytes(r->dtype);
     ncclResult_t result = ncclGroupStart();
     for (int32_t i = 0; i < c->n && result == ncclSuccess; i++) {
         result = ncclSend((const char *)r->send + (uint64_t)i * block, r->count, type, i, c->collectives, c->stream);
@@ -76,18 +76,18 @@ static ncclResult_t exchange(struct tn_request *r, ncclDataType_t type)
 static ncclResult_t begin(struct tn_request *r)
 {
     struct tn_comm *c = r->comm;
-    ncclDataType_t type = nccl_dtypes[r->dtype].type;
+    ncclDataType_t type = nccl_dtypes[r->dtype];
     ncclRedOp_t red = r->red == TN_RED_MAX ? ncclMax : ncclSum;
     switch (r->op) {
-    case OP_ALL_REDUCE:
+    case TN_CALL_ALL_REDUCE:
         return ncclAllReduce(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
-    case OP_ALL_GATHER:
+    case TN_CALL_ALL_GATHER:
         return ncclAllGather(r->send, r->recv, r->count, type, c->collectives, c->stream);
-    case OP_REDUCE_SCATTER:
+    case TN_CALL_REDUCE_SCATTER:
         return ncclReduceScatter(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
-    case OP_ALL_TO_ALL:
+    case TN_CALL_ALL_TO_ALL:
         return exchange(r, type);
-    case OP_BROADCAST:
+    case TN_CALL_BROADCAST:
         return ncclBroadcast(r->send, r->recv, r->count, type, r->peer, c->collectives, c->stream);
     default:
         return ncclAllReduce(c->word, c->word, 1, ncclInt32, ncclMax, c->collectives, c->stream);
@@ -97,8 +97,8 @@ static ncclResult_t begin(struct tn_request *r)
 static ncclResult_t message(struct tn_request *r)
 {
     const struct tn_comm *c = r->comm;
-    ncclDataType_t type = nccl_dtypes[r->dtype].type;
-    return r->op == OP_SEND ? ncclSend(r->send, r->count, type, r->peer, c->messages, c->message_stream)
+    ncclDataType_t type = nccl_dtypes[r->dtype];
+    return r->op == TN_CALL_SEND ? ncclSend(r->send, r->count, type, r->peer, c->messages, c->message_stream)
                             : ncclRecv(r->recv, r->count, type, r->peer, c->messages, c->message_stream);
 }
 
@@ -129,10 +129,12 @@ static tn_status begin_messages(struct tn_comm *c)
     return TN_OK;
 }
 
-static tn_status call(struct tn_comm *c, struct tn_request what, const struct tn_queue *q, struct tn_request **out)
+tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
 {
     struct nccl *b = c->nccl;
-    tn_status status = check(c, &what, q);
+    struct tn_request what = { .op = a->op, .dtype = a->dtype, .red = a->red, .peer = a->peer, .count = a->count,
+                               .send = a->send, .recv = a->recv };
+    tn_status status = check(c, &what, a->queue);
     if (status != TN_OK)
         return status;
     struct tn_request *r = request_new(c);
@@ -143,14 +145,14 @@ static tn_status call(struct tn_comm *c, struct tn_request what, const struct tn
     what.comm = c;
     *r = what;
     *out = r;
-    if (r->op == OP_SEND || r->op == OP_RECV) {
+    if (r->op == TN_CALL_SEND || r->op == TN_CALL_RECV) {
         r->next = c->waiting;
         c->waiting = r;
         return TN_OK;
     }
     r->number = c->number++;
     r->is_begun = 1;
-    if (r->count || r->op == OP_BARRIER) {
+    if (r->count || r->op == TN_CALL_BARRIER) {
         const char *why = nccl_settle(b, c->collectives, begin(r), UINT64_MAX, &status);
         if (why) {
             recycle(r);
@@ -159,55 +161,6 @@ static tn_status call(struct tn_comm *c, struct tn_request what, const struct tn
     }
     cudaEventRecord(r->done, c->stream);
     return TN_OK;
-}
-
-#define CALL(c, q, r, ...) return call(c, (struct tn_request){ __VA_ARGS__ }, q, r)
-
-tn_status nccl_all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                          uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, q, r, .op = OP_ALL_REDUCE, .send = send, .recv = recv, .count = count, .dtype = dtype, .red = red);
-}
-
-tn_status nccl_all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                          struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, q, r, .op = OP_ALL_GATHER, .send = send, .recv = recv, .count = count, .dtype = dtype);
-}
-
-tn_status nccl_reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                              uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, q, r, .op = OP_REDUCE_SCATTER, .send = send, .recv = recv, .count = count, .dtype = dtype, .red = red);
-}
-
-tn_status nccl_all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                          struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, q, r, .op = OP_ALL_TO_ALL, .send = send, .recv = recv, .count = count, .dtype = dtype);
-}
-
-tn_status nccl_broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         int32_t root, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, q, r, .op = OP_BROADCAST, .send = send, .recv = recv, .count = count, .dtype = dtype, .peer = root);
-}
-
-tn_status nccl_send_to(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
-                       struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, q, r, .op = OP_SEND, .send = data, .count = count, .dtype = dtype, .peer = to);
-}
-
-tn_status nccl_recv_from(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
-                         struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, q, r, .op = OP_RECV, .recv = data, .count = count, .dtype = dtype, .peer = from);
-}
-
-tn_status nccl_barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
-{
-    CALL(c, q, r, .op = OP_BARRIER, .dtype = TN_U8);
 }
 
 /* ---- test and wait ---- */
@@ -220,7 +173,7 @@ tn_status nccl_test(struct tn_request *r)
     cudaError_t state = status == TN_OK ? cudaEventQuery(r->done) : cudaSuccess;
     if (status == TN_OK && state == cudaErrorNotReady) {
         ncclResult_t result = ncclSuccess;
-        ncclCommGetAsyncError(r->op == OP_SEND || r->op == OP_RECV ? c->messages : c->collectives, &result);
+        ncclCommGetAsyncError(r->op == TN_CALL_SEND || r->op == TN_CALL_RECV ? c->messages : c->collectives, &result);
         if (result == ncclSuccess || result == ncclInProgress) {
             if (!atomic_load(&c->aborted) && !nccl_is_time_to_look(b))
                 return TN_PENDING;
@@ -252,10 +205,10 @@ tn_status nccl_wait_for(struct tn_request *r, uint64_t timeout_ns)
             return status;
         if (nccl_now_ns() >= deadline_ns) {
             snprintf(c->error_text, sizeof c->error_text, "nccl: %s number %" PRIu64 " of group %s: some member is missing",
-                     nccl_op_name(r->op), r->number, c->name);
+                     tn_call_name(r->op), r->number, c->name);
             c->error = (struct tn_comm_error){ .struct_size = sizeof c->error, .peer = -1, .op_number = r->number,
-                                               .bytes = r->count * nccl_dtype_bytes(r->dtype), .op = nccl_op_name(r->op),
-                                               .message = c->error_text };
+                                               .bytes = r->count * tn_call_dtype_bytes(r->dtype),
+                                               .op = tn_call_name(r->op), .message = c->error_text };
             return c->nccl->host->fail(c->nccl->host, TN_TIMEOUT, "%s", c->error_text);
         }
         for (struct tn_comm *other = c->nccl->comms; other; other = other->next)

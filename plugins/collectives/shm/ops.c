@@ -26,17 +26,17 @@ static struct shm_state *state_of(const struct tn_comm *c, uint64_t number)
 /* Pieces of `count` elements in the send and in the receive buffer. */
 static int32_t in_pieces(const struct tn_request *r)
 {
-    return r->op == OP_REDUCE_SCATTER || r->op == OP_ALL_TO_ALL ? r->comm->n : 1;
+    return r->op == TN_CALL_REDUCE_SCATTER || r->op == TN_CALL_ALL_TO_ALL ? r->comm->n : 1;
 }
 
 static int32_t out_pieces(const struct tn_request *r)
 {
-    return r->op == OP_ALL_GATHER || r->op == OP_ALL_TO_ALL ? r->comm->n : 1;
+    return r->op == TN_CALL_ALL_GATHER || r->op == TN_CALL_ALL_TO_ALL ? r->comm->n : 1;
 }
 
 static int32_t work_pieces(const struct tn_request *r)
 {
-    return r->op == OP_ALL_REDUCE || r->op == OP_BROADCAST ? 1 : r->comm->n;
+    return r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_BROADCAST ? 1 : r->comm->n;
 }
 
 /* ---- publish ---- */
@@ -69,10 +69,10 @@ static tn_status find_room(struct tn_comm *c, const struct tn_request *r)
         st = shm_poll(c->shm, now);
         if (st != TN_OK && st != TN_PENDING)
             return shm_error(c, TN_PEER, -1, r, "%s number %" PRIu64 " of group %s: a rank of the job has died",
-                             shm_op_name(r->op), r->number, c->name);
+                             tn_call_name(r->op), r->number, c->name);
         if (now >= end)
             return shm_error(c, TN_TIMEOUT, -1, r, "%s number %" PRIu64 " of group %s: %d operations are under way and "
-                             "a member does not go on", shm_op_name(r->op), r->number, c->name, RING);
+                             "a member does not go on", tn_call_name(r->op), r->number, c->name, RING);
         usleep(FULL_NAP_US);
     }
     return TN_OK;
@@ -81,7 +81,7 @@ static tn_status find_room(struct tn_comm *c, const struct tn_request *r)
 static void fill_small(const struct tn_request *r, struct shm_slot *slot)
 {
     const struct tn_comm *c = r->comm;
-    if (r->count > 0 && r->op != OP_BARRIER && (r->op != OP_BROADCAST || r->root == c->me))
+    if (r->count > 0 && r->op != TN_CALL_BARRIER && (r->op != TN_CALL_BROADCAST || r->root == c->me))
         memcpy(slot->data, r->in, r->count * r->esize * (uint64_t)in_pieces(r));
 }
 
@@ -89,7 +89,7 @@ static void fill_large(struct tn_request *r, struct shm_slot *slot)
 {
     const struct shm *s = r->comm->shm;
     uint64_t bytes = r->count * r->esize;
-    slot->large.send = r->op == OP_BROADCAST && r->root != r->comm->me
+    slot->large.send = r->op == TN_CALL_BROADCAST && r->root != r->comm->me
                            ? 0
                            : shm_locate(s, r->in, bytes * (uint64_t)in_pieces(r));
     slot->large.recv = shm_locate(s, r->out, bytes * (uint64_t)out_pieces(r));
@@ -132,15 +132,16 @@ static void publish(struct tn_request *r)
 static void print_call(const struct shm_slot *slot, char *to, size_t bytes)
 {
     uint32_t op = slot->what & 0xff, dtype = slot->what >> 8 & 0xff, red = slot->what >> 16;
-    int reduces = op == OP_ALL_REDUCE || op == OP_REDUCE_SCATTER;
-    if (op == OP_BARRIER)
+    int reduces = op == TN_CALL_ALL_REDUCE || op == TN_CALL_REDUCE_SCATTER;
+    if (op == TN_CALL_BARRIER)
         snprintf(to, bytes, "barrier");
-    else if (op == OP_BROADCAST)
-        snprintf(to, bytes, "broadcast of %" PRIu64 " %s from member %d", slot->count, shm_dtype_name(dtype),
+    else if (op == TN_CALL_BROADCAST)
+        snprintf(to, bytes, "broadcast of %" PRIu64 " %s from member %d", slot->count, tn_call_dtype_name(dtype),
                  (int)slot->root);
     else
-        snprintf(to, bytes, "%s%s of %" PRIu64 " %s", shm_op_name(op),
-                 reduces && red == TN_RED_MAX ? " (max)" : reduces ? " (sum)" : "", slot->count, shm_dtype_name(dtype));
+        snprintf(to, bytes, "%s%s of %" PRIu64 " %s", tn_call_name(op),
+                 reduces && red == TN_RED_MAX ? " (max)" : reduces ? " (sum)" : "", slot->count,
+                 tn_call_dtype_name(dtype));
 }
 
 /* All members compare with member 0, so all name the same two. */
@@ -259,22 +260,22 @@ static void finish_small(struct tn_request *r)
     for (int32_t i = 0; i < c->n; i++)
         c->in_ptrs[i] = slot_of(c, i, r->number)->data;
     switch (r->op) {
-    case OP_REDUCE_SCATTER:
+    case TN_CALL_REDUCE_SCATTER:
         for (int32_t i = 0; i < c->n; i++)
             c->in_ptrs[i] = (const char *)c->in_ptrs[i] + (uint64_t)c->me * bytes;
         /* fallthrough */
-    case OP_ALL_REDUCE:
+    case TN_CALL_ALL_REDUCE:
         c->shm->kernels->reduce(r->dtype, r->red, c->in_ptrs, c->n, &out, 1, r->count, 0);
         break;
-    case OP_ALL_GATHER:
+    case TN_CALL_ALL_GATHER:
         for (int32_t i = 0; i < c->n; i++)
             memcpy(r->out + (uint64_t)i * bytes, c->in_ptrs[i], bytes);
         break;
-    case OP_ALL_TO_ALL:
+    case TN_CALL_ALL_TO_ALL:
         for (int32_t i = 0; i < c->n; i++)
             memcpy(r->out + (uint64_t)i * bytes, (const char *)c->in_ptrs[i] + (uint64_t)c->me * bytes, bytes);
         break;
-    case OP_BROADCAST:
+    case TN_CALL_BROADCAST:
         memcpy(r->out, c->in_ptrs[r->root], bytes);
         break;
     default:
@@ -309,7 +310,7 @@ static struct view view_of(const struct tn_request *r, int32_t member, uint32_t 
 static void reduce_slice(const struct tn_request *r, uint32_t round, int32_t piece, uint64_t from, uint64_t count)
 {
     struct tn_comm *c = r->comm;
-    int scatter = r->op == OP_REDUCE_SCATTER;
+    int scatter = r->op == TN_CALL_REDUCE_SCATTER;
     for (int32_t i = 0; i < c->n; i++) {
         struct view v = view_of(r, i, round);
         c->in_ptrs[i] = v.in + (uint64_t)piece * v.in_stride + from * r->esize;
@@ -324,11 +325,11 @@ static void reduce_slice(const struct tn_request *r, uint32_t round, int32_t pie
 static void spread_slice(const struct tn_request *r, uint32_t round, int32_t piece, uint64_t from, uint64_t count)
 {
     struct tn_comm *c = r->comm;
-    int32_t source = r->op == OP_BROADCAST ? r->root : piece, m = 0;
+    int32_t source = r->op == TN_CALL_BROADCAST ? r->root : piece, m = 0;
     const char *in = view_of(r, source, round).in + from * r->esize;
     for (int32_t i = 0; i < c->n; i++) {
         struct view v = view_of(r, i, round);
-        char *out = v.out + (r->op == OP_BROADCAST ? 0 : (uint64_t)piece * v.out_stride) + from * r->esize;
+        char *out = v.out + (r->op == TN_CALL_BROADCAST ? 0 : (uint64_t)piece * v.out_stride) + from * r->esize;
         if (out != in)
             c->out_ptrs[m++] = out;
     }
@@ -359,11 +360,11 @@ static void work(const struct tn_request *r, uint32_t round, uint32_t slice)
         return;
     uint64_t count = elements - from < r->slice_elements ? elements - from : r->slice_elements;
     switch (r->op) {
-    case OP_ALL_REDUCE:
-    case OP_REDUCE_SCATTER:
+    case TN_CALL_ALL_REDUCE:
+    case TN_CALL_REDUCE_SCATTER:
         reduce_slice(r, round, piece, from, count);
         break;
-    case OP_ALL_TO_ALL:
+    case TN_CALL_ALL_TO_ALL:
         deal_slice(r, round, piece, from, count);
         break;
     default:
@@ -529,23 +530,23 @@ int32_t shm_ops_missing(struct tn_comm *c, const struct tn_request *r)
     return -1;
 }
 
-/* ---- the table's functions ---- */
+/* ---- start ---- */
 
 static tn_status check(struct tn_comm *c, struct tn_request *r)
 {
-    r->esize = r->op == OP_BARRIER ? 1 : shm_dtype_bytes(r->dtype);
-    int reduces = r->op == OP_ALL_REDUCE || r->op == OP_REDUCE_SCATTER;
+    r->esize = r->op == TN_CALL_BARRIER ? 1 : tn_call_dtype_bytes(r->dtype);
+    int reduces = r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER;
     if (!r->esize)
-        return shm_error(c, TN_INVALID, -1, r, "shm: %s with dtype %u", shm_op_name(r->op), (unsigned)r->dtype);
+        return shm_error(c, TN_INVALID, -1, r, "shm: %s with dtype %u", tn_call_name(r->op), (unsigned)r->dtype);
     if (reduces && !shm_can_reduce(r->dtype))
-        return shm_error(c, TN_UNSUPPORTED, -1, r, "shm: %s of %s; use f32, bf16, f64, i32 or i64", shm_op_name(r->op),
-                         shm_dtype_name(r->dtype));
+        return shm_error(c, TN_UNSUPPORTED, -1, r, "shm: %s of %s; use f32, bf16, f64, i32 or i64", tn_call_name(r->op),
+                         tn_call_dtype_name(r->dtype));
     if (reduces && r->red != TN_RED_SUM && r->red != TN_RED_MAX)
         return shm_error(c, TN_UNSUPPORTED, -1, r, "shm: reduction %u; use sum or max", (unsigned)r->red);
     if (r->root < 0 || r->root >= c->n)
         return shm_error(c, TN_INVALID, -1, r, "shm: broadcast from member %d of %d", (int)r->root, (int)c->n);
     if (r->count > UINT64_C(1) << 44 || r->count * r->esize * (uint64_t)c->n >= UINT64_C(1) << 47)
-        return shm_error(c, TN_INVALID, -1, r, "shm: %s of %" PRIu64 " elements", shm_op_name(r->op), r->count);
+        return shm_error(c, TN_INVALID, -1, r, "shm: %s of %" PRIu64 " elements", tn_call_name(r->op), r->count);
     return TN_OK;
 }
 
@@ -589,48 +590,9 @@ static tn_status start(struct tn_comm *c, struct tn_request make, struct tn_requ
     return TN_OK;
 }
 
-tn_status shm_all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, uint32_t red,
-                         struct tn_queue *q, struct tn_request **r)
+tn_status shm_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **r)
 {
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_ALL_REDUCE, .dtype = dtype, .red = red, .count = count, .in = send,
-                                         .out = recv }, r);
-}
-
-tn_status shm_all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_ALL_GATHER, .dtype = dtype, .count = count, .in = send, .out = recv },
-                 r);
-}
-
-tn_status shm_reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                             uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_REDUCE_SCATTER, .dtype = dtype, .red = red, .count = count,
-                                         .in = send, .out = recv }, r);
-}
-
-tn_status shm_all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_ALL_TO_ALL, .dtype = dtype, .count = count, .in = send, .out = recv },
-                 r);
-}
-
-tn_status shm_broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, int32_t root,
-                        struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_BROADCAST, .dtype = dtype, .root = root, .count = count, .in = send,
-                                         .out = recv }, r);
-}
-
-tn_status shm_barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_BARRIER }, r);
+    struct tn_request make = { .op = a->op, .dtype = a->dtype, .red = a->red, .root = a->peer, .count = a->count,
+                               .in = a->send, .out = a->recv };
+    return a->op == TN_CALL_SEND || a->op == TN_CALL_RECV ? shm_p2p_start(c, make, r) : start(c, make, r);
 }

@@ -103,8 +103,8 @@ static int is_match(struct tn_request *r, const struct shm_message *m)
     int32_t from = c->ranks[r->root];
     shm_comm_fail(c, TN_CONFLICT, from, r,
                   "message %" PRIu64 " of group %s: rank %d sends %" PRIu64 " %s, rank %d receives %" PRIu64 " %s",
-                  r->number, c->name, (int)from, m->count, shm_dtype_name(m->dtype), (int)c->ranks[c->me], r->count,
-                  shm_dtype_name(r->dtype));
+                  r->number, c->name, (int)from, m->count, tn_call_dtype_name(m->dtype), (int)c->ranks[c->me], r->count,
+                  tn_call_dtype_name(r->dtype));
     return 0;
 }
 
@@ -158,27 +158,27 @@ void shm_p2p_advance(struct tn_comm *c)
     }
 }
 
-/* ---- the table's functions ---- */
+/* ---- start ---- */
 
-static tn_status start(struct tn_comm *c, struct tn_request make, struct tn_request **out)
+tn_status shm_p2p_start(struct tn_comm *c, struct tn_request make, struct tn_request **out)
 {
     *out = NULL;
     tn_status st = shm_failure(c);
     if (st != TN_OK)
         return st;
     make.comm = c;
-    make.esize = shm_dtype_bytes(make.dtype);
+    make.esize = tn_call_dtype_bytes(make.dtype);
     if (!make.esize || make.root < 0 || make.root >= c->n || make.count > UINT64_C(1) << 44)
         return shm_error(c, TN_INVALID, -1, &make, "shm: %s of %" PRIu64 " %s with member %d of %d",
-                         shm_op_name(make.op), make.count, shm_dtype_name(make.dtype), (int)make.root, (int)c->n);
+                         tn_call_name(make.op), make.count, tn_call_dtype_name(make.dtype), (int)make.root, (int)c->n);
     struct tn_request *r = shm_request_new(c);
     if (!r)
         return shm_error(c, TN_NO_MEMORY, -1, &make, "shm: no memory for a request");
-    struct shm_flow *flow = make.op == OP_SEND ? &c->sends[make.root] : &c->recvs[make.root];
+    struct shm_flow *flow = make.op == TN_CALL_SEND ? &c->sends[make.root] : &c->recvs[make.root];
     *r = make;
     r->status = TN_PENDING;
     r->number = flow->next++;
-    if (r->op == OP_SEND) {
+    if (r->op == TN_CALL_SEND) {
         r->send_loc = shm_locate(c->shm, r->in, bytes_of(r));
         r->mode = bytes_of(r) <= MESSAGE_BYTES ? MODE_SMALL : r->send_loc != LOC_PRIVATE ? MODE_DIRECT : MODE_PIPED;
     }
@@ -189,22 +189,8 @@ static tn_status start(struct tn_comm *c, struct tn_request make, struct tn_requ
     flow->tail = r;
     c->n_flows++;
     shm_activate(c);
-    if (r->op == OP_SEND)
+    if (r->op == TN_CALL_SEND)
         advance_sends(c, r->root);
     *out = r;
     return TN_OK;
-}
-
-tn_status shm_send(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to, struct tn_queue *q,
-                   struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_SEND, .dtype = dtype, .count = count, .in = data, .root = to }, r);
-}
-
-tn_status shm_recv(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from, struct tn_queue *q,
-                   struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_RECV, .dtype = dtype, .count = count, .out = data, .root = from }, r);
 }

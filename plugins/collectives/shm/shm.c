@@ -212,6 +212,8 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
     return TN_OK;
 }
 
+TN_CALL_FUNCTIONS(shm_call)
+
 static const struct tn_collective table = {
     .struct_size = sizeof(struct tn_collective),
     .create = create,
@@ -223,14 +225,7 @@ static const struct tn_collective table = {
     .comm_create = shm_comm_create,
     .comm_destroy = shm_comm_destroy,
     .comm_abort = shm_comm_abort,
-    .all_reduce = shm_all_reduce,
-    .all_gather = shm_all_gather,
-    .reduce_scatter = shm_reduce_scatter,
-    .all_to_all = shm_all_to_all,
-    .broadcast = shm_broadcast,
-    .send = shm_send,
-    .recv = shm_recv,
-    .barrier = shm_barrier,
+    TN_CALL_ENTRIES(shm_call),
     .test = shm_test,
     .wait = shm_wait,
     .progress = shm_progress,

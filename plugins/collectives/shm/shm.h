@@ -15,7 +15,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-#include <tenon/collective.h>
+#include <tenon/call.h>
 
 enum {
     RING = 64,             /* collectives of a comm that may be under way */
@@ -140,8 +140,6 @@ struct shm_block {
 
 /* ---- one rank's own ---- */
 
-enum { OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_TO_ALL, OP_BROADCAST, OP_BARRIER, OP_SEND,
-       OP_RECV };
 
 struct tn_request {
     struct tn_comm *comm;
@@ -280,34 +278,19 @@ void shm_activate(struct tn_comm *c);
 void shm_ring(struct tn_comm *c, int32_t member);
 /* Rings at most `limit` sleeping members. */
 void shm_ring_all(struct tn_comm *c, int32_t limit);
-const char *shm_op_name(uint32_t op);
-const char *shm_dtype_name(uint32_t dtype);
-uint32_t shm_dtype_bytes(uint32_t dtype); /* 0: no such dtype */
 uint64_t shm_request_bytes(const struct tn_request *r);
 /* Advances all requests of all comms; a budget of slices to work on, -1: all there is. */
 void shm_advance(struct shm *s, int budget);
 
 /* ops.c */
-tn_status shm_all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         uint32_t red, struct tn_queue *q, struct tn_request **r);
-tn_status shm_all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         struct tn_queue *q, struct tn_request **r);
-tn_status shm_reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                             uint32_t red, struct tn_queue *q, struct tn_request **r);
-tn_status shm_all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         struct tn_queue *q, struct tn_request **r);
-tn_status shm_broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                        int32_t root, struct tn_queue *q, struct tn_request **r);
-tn_status shm_barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r);
+tn_status shm_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **r);
 void shm_ops_advance(struct tn_comm *c, int budget);
 /* The first member that the collective still waits for, -1 if none can be told. */
 int32_t shm_ops_missing(struct tn_comm *c, const struct tn_request *r);
 
 /* p2p.c */
-tn_status shm_send(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
-                   struct tn_queue *q, struct tn_request **r);
-tn_status shm_recv(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from, struct tn_queue *q,
-                   struct tn_request **r);
+/* A message as `make` says. */
+tn_status shm_p2p_start(struct tn_comm *c, struct tn_request make, struct tn_request **out);
 void shm_p2p_advance(struct tn_comm *c);
 
 #endif

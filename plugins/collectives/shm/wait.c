@@ -58,42 +58,9 @@ static inline void relax(void)
 #endif
 }
 
-/* ---- names ---- */
-
-const char *shm_op_name(uint32_t op)
-{
-    static const char *const names[] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                         "barrier", "send", "recv" };
-    return op < sizeof names / sizeof *names ? names[op] : "an unknown operation";
-}
-
-const char *shm_dtype_name(uint32_t dtype)
-{
-    switch (dtype) {
-#define TN_X(name, number, text, bytes) \
-    case number:                        \
-        return text;
-        TN_DTYPE_LIST(TN_X)
-#undef TN_X
-    }
-    return "unknown dtype";
-}
-
-uint32_t shm_dtype_bytes(uint32_t dtype)
-{
-    switch (dtype) {
-#define TN_X(name, number, text, bytes) \
-    case number:                        \
-        return bytes;
-        TN_DTYPE_LIST(TN_X)
-#undef TN_X
-    }
-    return 0;
-}
-
 uint64_t shm_request_bytes(const struct tn_request *r)
 {
-    int wide = r->op == OP_ALL_GATHER || r->op == OP_REDUCE_SCATTER || r->op == OP_ALL_TO_ALL;
+    int wide = r->op == TN_CALL_ALL_GATHER || r->op == TN_CALL_REDUCE_SCATTER || r->op == TN_CALL_ALL_TO_ALL;
     return r->count * r->esize * (wide ? (uint64_t)r->comm->n : 1);
 }
 
@@ -101,7 +68,7 @@ uint64_t shm_request_bytes(const struct tn_request *r)
 
 static void keep_error(struct tn_comm *c, int32_t peer, uint32_t op, uint64_t number, uint64_t bytes)
 {
-    c->error = (struct tn_comm_error){ sizeof c->error, peer, number, bytes, shm_op_name(op), c->error_text };
+    c->error = (struct tn_comm_error){ sizeof c->error, peer, number, bytes, tn_call_name(op), c->error_text };
 }
 
 tn_status shm_error(struct tn_comm *c, tn_status status, int32_t peer, const struct tn_request *r, const char *fmt, ...)
@@ -266,7 +233,7 @@ static tn_status finish(struct tn_request *r)
 static int32_t missing_rank(const struct tn_request *r)
 {
     struct tn_comm *c = r->comm;
-    int32_t member = r->op >= OP_SEND ? r->root : shm_ops_missing(c, r);
+    int32_t member = r->op >= TN_CALL_SEND ? r->root : shm_ops_missing(c, r);
     return member < 0 ? -1 : c->ranks[member];
 }
 
@@ -275,7 +242,7 @@ static void describe(const struct tn_request *r, int32_t missing, char *to, size
     char who[64] = "a member stopped in the middle";
     if (missing >= 0)
         snprintf(who, sizeof who, "rank %d is missing", (int)missing);
-    snprintf(to, bytes, "%s number %" PRIu64 " of group %s, %" PRIu64 " bytes: %s", shm_op_name(r->op), r->number,
+    snprintf(to, bytes, "%s number %" PRIu64 " of group %s, %" PRIu64 " bytes: %s", tn_call_name(r->op), r->number,
              r->comm->name, shm_request_bytes(r), who);
 }
 

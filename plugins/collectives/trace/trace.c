@@ -4,7 +4,7 @@
  * several backends <file>.<backend>.<rank>.jsonl for each); without, a summary goes to stderr when the job ends.
  * Everything passes through to the backend below, untouched. It is also the smallest whole example of a collective
  * plugin: docs/writing-a-backend.md walks through it. */
-#include <tenon/collective.h>
+#include <tenon/call.h>
 #include <tenon/plugin.h>
 
 #include <errno.h>
@@ -13,11 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, BARRIER, SEND, RECV, OPS };
 enum { NAME_BYTES = 32, PATH_BYTES = 4096 };
-
-static const char *const op_names[OPS] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
-                                           "broadcast",  "barrier",    "send",           "recv" };
 
 struct total {
     uint64_t calls, bytes, wait_ns;
@@ -28,7 +24,7 @@ struct group {
     struct group *next;
     char name[NAME_BYTES];
     int32_t n;
-    struct total totals[OPS];
+    struct total totals[TN_CALLS];
 };
 
 struct trace {
@@ -53,9 +49,8 @@ struct tn_comm {
 struct tn_request {
     struct tn_comm *comm;
     struct tn_request *below, *next_unused, *next_made;
-    uint32_t op, dtype;
-    int32_t peer; /* of a message, or the root; -1: none */
-    uint64_t number, count, began_ns, wait_ns;
+    struct tn_call call;
+    uint64_t number, began_ns, wait_ns;
 };
 
 static uint64_t now_ns(void)
@@ -63,21 +58,6 @@ static uint64_t now_ns(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static const struct {
-    const char *name;
-    uint32_t bytes;
-} dtypes[] = {
-    [0] = { "unknown", 0 },
-#define TN_X(name, number, text, bytes) [number] = { text, bytes },
-    TN_DTYPE_LIST(TN_X)
-#undef TN_X
-};
-
-static uint32_t known(uint32_t dtype)
-{
-    return dtype < sizeof dtypes / sizeof *dtypes ? dtype : 0;
 }
 
 /* ---- the life of the layer ---- */
@@ -97,11 +77,11 @@ static tn_status create(const struct tn_host *host, const struct tn_collective *
 static void summarize(const struct trace *t)
 {
     for (const struct group *g = t->groups; g; g = g->next)
-        for (int op = 0; op < OPS; op++) {
+        for (uint32_t op = 0; op < TN_CALLS; op++) {
             const struct total *total = &g->totals[op];
             if (total->calls)
                 fprintf(stderr, "trace: rank %d, group %s of %d, %s: %" PRIu64 " calls, %.3f MB, %.3f ms waited\n",
-                        (int)t->rank, g->name, (int)g->n, op_names[op], total->calls, (double)total->bytes / 1e6,
+                        (int)t->rank, g->name, (int)g->n, tn_call_name(op), total->calls, (double)total->bytes / 1e6,
                         (double)total->wait_ns / 1e6);
         }
 }
@@ -227,7 +207,7 @@ static void comm_abort(struct tn_comm *c)
 /* ---- requests ---- */
 
 /* A request around that of the backend, with what is to be recorded. */
-static struct tn_request *begin(struct tn_comm *c, uint32_t op, uint64_t count, uint32_t dtype, int32_t peer)
+static struct tn_request *begin(struct tn_comm *c, const struct tn_call *what)
 {
     const struct tn_host *host = c->trace->host;
     struct tn_request *r = c->unused, *next_made;
@@ -241,8 +221,8 @@ static struct tn_request *begin(struct tn_comm *c, uint32_t op, uint64_t count, 
         next_made = c->made;
         c->made = r;
     }
-    *r = (struct tn_request){ .comm = c, .next_made = next_made, .op = op, .dtype = dtype, .peer = peer,
-                              .number = c->calls++, .count = count, .began_ns = now_ns() };
+    *r = (struct tn_request){ .comm = c, .next_made = next_made, .call = *what, .number = c->calls++,
+                              .began_ns = now_ns() };
     return r;
 }
 
@@ -252,34 +232,25 @@ static void recycle(struct tn_request *r)
     r->comm->unused = r;
 }
 
-/* The backend has taken the operation, or not. */
-static tn_status begun(struct tn_request *r, tn_status status, struct tn_request **out)
-{
-    if (status == TN_OK)
-        *out = r;
-    else
-        recycle(r);
-    return status;
-}
-
 static void record(const struct tn_request *r, tn_status status, uint64_t took_ns)
 {
     const struct trace *t = r->comm->trace;
     struct group *g = r->comm->group;
-    uint64_t bytes = r->count * dtypes[known(r->dtype)].bytes;
-    struct total *total = &g->totals[r->op];
+    const struct tn_call *call = &r->call;
+    uint64_t bytes = call->count * tn_call_dtype_bytes(call->dtype);
+    struct total *total = &g->totals[call->op];
     total->calls++;
     total->bytes += bytes;
     total->wait_ns += r->wait_ns;
     if (!t->file)
         return;
-    fprintf(t->file, "{\"op\":\"%s\",\"group\":\"%s\",\"ranks\":%d,\"number\":%" PRIu64, op_names[r->op], g->name,
-            (int)g->n, r->number);
-    if (r->op != BARRIER)
-        fprintf(t->file, ",\"dtype\":\"%s\",\"count\":%" PRIu64 ",\"bytes\":%" PRIu64, dtypes[known(r->dtype)].name,
-                r->count, bytes);
-    if (r->peer >= 0)
-        fprintf(t->file, ",\"peer\":%d", (int)r->peer);
+    fprintf(t->file, "{\"op\":\"%s\",\"group\":\"%s\",\"ranks\":%d,\"number\":%" PRIu64, tn_call_name(call->op),
+            g->name, (int)g->n, r->number);
+    if (call->op != TN_CALL_BARRIER)
+        fprintf(t->file, ",\"dtype\":\"%s\",\"count\":%" PRIu64 ",\"bytes\":%" PRIu64, tn_call_dtype_name(call->dtype),
+                call->count, bytes);
+    if (call->op == TN_CALL_BROADCAST || call->op >= TN_CALL_SEND)
+        fprintf(t->file, ",\"peer\":%d", (int)call->peer);
     fprintf(t->file, ",\"start_ns\":%" PRIu64 ",\"took_ns\":%" PRIu64 ",\"wait_ns\":%" PRIu64 ",\"status\":%d}\n",
             r->began_ns - t->began_ns, took_ns, r->wait_ns, (int)status);
 }
@@ -320,61 +291,21 @@ static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
 
 /* ---- operations ---- */
 
-/* Passes the operation `call` on and keeps a request of its own around the backend's. */
-#define PASS(c, op, count, dtype, peer, out, call, ...)                                                              \
-    do {                                                                                                             \
-        struct tn_request *r_ = begin(c, op, count, dtype, peer);                                                    \
-        if (!r_)                                                                                                     \
-            return (c)->trace->host->fail((c)->trace->host, TN_NO_MEMORY, "no memory for a request");                \
-        return begun(r_, (c)->trace->next->call((c)->below, __VA_ARGS__, &r_->below), out);                          \
-    } while (0)
-
-static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            uint32_t red, struct tn_queue *q, struct tn_request **r)
+/* Passes the operation on and keeps a request of its own around the backend's. */
+static tn_status call(struct tn_comm *c, const struct tn_call *what, struct tn_request **out)
 {
-    PASS(c, ALL_REDUCE, count, dtype, -1, r, all_reduce, send, recv, count, dtype, red, q);
+    struct tn_request *r = begin(c, what);
+    if (!r)
+        return c->trace->host->fail(c->trace->host, TN_NO_MEMORY, "no memory for a request");
+    tn_status status = tn_call_pass(c->trace->next, c->below, what, &r->below);
+    if (status == TN_OK)
+        *out = r;
+    else
+        recycle(r);
+    return status;
 }
 
-static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, ALL_GATHER, count, dtype, -1, r, all_gather, send, recv, count, dtype, q);
-}
-
-static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                                uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, REDUCE_SCATTER, count, dtype, -1, r, reduce_scatter, send, recv, count, dtype, red, q);
-}
-
-static tn_status all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, ALL_TO_ALL, count, dtype, -1, r, all_to_all, send, recv, count, dtype, q);
-}
-
-static tn_status broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                           int32_t root, struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, BROADCAST, count, dtype, root, r, broadcast, send, recv, count, dtype, root, q);
-}
-
-static tn_status send_to(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
-                         struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, SEND, count, dtype, to, r, send, data, count, dtype, to, q);
-}
-
-static tn_status recv_from(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
-                           struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, RECV, count, dtype, from, r, recv, data, count, dtype, from, q);
-}
-
-static tn_status barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
-{
-    PASS(c, BARRIER, 0, 0, -1, r, barrier, q);
-}
+TN_CALL_FUNCTIONS(call)
 
 static tn_status group_start(void *self)
 {
@@ -401,14 +332,7 @@ static const struct tn_collective table = {
     .comm_create = comm_create,
     .comm_destroy = comm_destroy,
     .comm_abort = comm_abort,
-    .all_reduce = all_reduce,
-    .all_gather = all_gather,
-    .reduce_scatter = reduce_scatter,
-    .all_to_all = all_to_all,
-    .broadcast = broadcast,
-    .send = send_to,
-    .recv = recv_from,
-    .barrier = barrier,
+    TN_CALL_ENTRIES(call),
     .group_start = group_start,
     .group_end = group_end,
     .test = test,

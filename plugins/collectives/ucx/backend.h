@@ -20,10 +20,9 @@
 
 #include <ucp/api/ucp.h>
 
-#include <tenon/collective.h>
+#include <tenon/call.h>
 #include <tenon/plugin.h>
 
-enum { OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_TO_ALL, OP_BROADCAST, OP_BARRIER, OP_SEND, OP_RECV };
 enum { NAME_BYTES = 32, BUCKETS = 64 /* of requests by number, of groups by key */, TINY_BYTES = 128, MEMORIES = 256 };
 
 /* ---- reduce.c ---- */
@@ -227,9 +226,6 @@ struct backend {
 };
 
 uint64_t ucx_now(void);
-const char *ucx_op_name(uint32_t op);
-uint32_t ucx_dtype_bytes(uint32_t dtype);
-const char *ucx_dtype_name(uint32_t dtype);
 uint64_t ucx_request_bytes(const struct tn_request *r);
 /* TN_OK, or what the bootstrap says; looks every 50 ms at most. */
 tn_status ucx_poll(struct backend *b, uint64_t now);
@@ -271,17 +267,7 @@ void ucx_wire_drop(struct backend *b);   /* what nobody will read */
 void ucx_wire_finish(struct backend *b); /* once UCX can call back no more */
 
 /* ops.c */
-tn_status ucx_all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, uint32_t red,
-                         struct tn_queue *q, struct tn_request **r);
-tn_status ucx_all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         struct tn_queue *q, struct tn_request **r);
-tn_status ucx_reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                             uint32_t red, struct tn_queue *q, struct tn_request **r);
-tn_status ucx_all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         struct tn_queue *q, struct tn_request **r);
-tn_status ucx_broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, int32_t root,
-                        struct tn_queue *q, struct tn_request **r);
-tn_status ucx_barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r);
+tn_status ucx_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **r);
 /* A message for this collective came; it takes it, or holds it until there is room. */
 void ucx_op_message(struct tn_request *r, struct ucx_in *in);
 void ucx_op_landed(struct tn_request *r, const struct ucx_head *h);
@@ -290,10 +276,9 @@ struct tn_request *ucx_op_find(struct tn_comm *c, uint64_t number);
 uint32_t ucx_what(const struct tn_request *r);
 
 /* p2p.c */
-tn_status ucx_send(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to, struct tn_queue *q,
-                   struct tn_request **r);
-tn_status ucx_recv(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from, struct tn_queue *q,
-                   struct tn_request **r);
+/* Of `make`: what is called, and with whom. */
+tn_status ucx_send(struct tn_comm *c, struct tn_request make, struct tn_request **r);
+tn_status ucx_recv(struct tn_comm *c, struct tn_request make, struct tn_request **r);
 void ucx_p2p_message(struct tn_comm *c, struct ucx_in *in);
 void ucx_p2p_settle(struct tn_request *r);
 

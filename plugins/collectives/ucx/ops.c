@@ -58,9 +58,9 @@ static struct cut part(uint64_t length, int32_t n, int32_t m)
 /* Where a member's part of a segment lies: in what is sent, and (of an all_reduce) in what is received. */
 static struct cut part_of_segment(const struct tn_request *r, uint32_t s, int32_t m)
 {
-    uint64_t n = r->op == OP_ALL_REDUCE ? (uint64_t)r->comm->n : 1, at = s * r->segment * n;
+    uint64_t n = r->op == TN_CALL_ALL_REDUCE ? (uint64_t)r->comm->n : 1, at = s * r->segment * n;
     uint64_t length = r->count - at < r->segment * n ? r->count - at : r->segment * n;
-    if (r->op == OP_REDUCE_SCATTER)
+    if (r->op == TN_CALL_REDUCE_SCATTER)
         return (struct cut){ (uint64_t)m * r->count + at, length };
     struct cut cut = part(length, r->comm->n, m);
     return (struct cut){ at + cut.at, cut.length };
@@ -101,12 +101,12 @@ static void say_rounds(struct tn_request *r)
     uint32_t rounds = (uint32_t)rounds_of(c->n);
     while (r->round < rounds && (r->round == 0 || r->rounds_got >> (r->round - 1) & 1)) {
         uint32_t k = r->round++;
-        if (r->op == OP_BARRIER) {
+        if (r->op == TN_CALL_BARRIER) {
             say(r, (int32_t)((c->me + (INT64_C(1) << k)) % c->n), 0, k, NULL, 0);
             continue;
         }
         uint64_t block = (uint64_t)c->me >> k << k;
-        const char *base = r->op == OP_ALL_REDUCE ? r->scratch : r->out;
+        const char *base = r->op == TN_CALL_ALL_REDUCE ? r->scratch : r->out;
         say(r, c->me ^ (1 << k), 0, k, base + block * bytes_of(r), bytes_of(r) << k);
     }
 }
@@ -174,11 +174,11 @@ static void add_segment(struct tn_request *r)
     struct cut mine = part_of_segment(r, s, c->me);
     for (int32_t m = 0; m < c->n; m++)
         c->sources[m] = m == c->me ? r->in + mine.at * r->esize : term_at(r, s, m);
-    char *out = r->out + (r->op == OP_ALL_REDUCE ? mine.at : s * r->segment) * r->esize;
+    char *out = r->out + (r->op == TN_CALL_ALL_REDUCE ? mine.at : s * r->segment) * r->esize;
     add(r, out, mine.length);
     r->parts_got[s % WINDOW] = 0;
     r->reduced++;
-    if (r->op == OP_ALL_REDUCE)
+    if (r->op == TN_CALL_ALL_REDUCE)
         say_to_all(r, SUMS, s, out, mine.length * r->esize);
 }
 
@@ -210,7 +210,7 @@ static int place_of(const struct tn_request *r, const struct ucx_head *h, struct
     *p = (struct place){ r->out, bytes };
     if (!r->is_started)
         return 0;
-    if (r->op == OP_BARRIER) {
+    if (r->op == TN_CALL_BARRIER) {
         p->bytes = 0;
         return 1;
     }
@@ -220,7 +220,8 @@ static int place_of(const struct tn_request *r, const struct ucx_head *h, struct
     case WAY_DOUBLING:
         if (h->piece >= (uint32_t)rounds_of(c->n))
             return -1;
-        p->to = (r->op == OP_ALL_REDUCE ? r->scratch : r->out) + (((uint64_t)c->me >> h->piece ^ 1) << h->piece) * bytes;
+        p->to = (r->op == TN_CALL_ALL_REDUCE ? r->scratch : r->out) +
+                (((uint64_t)c->me >> h->piece ^ 1) << h->piece) * bytes;
         p->bytes = bytes << h->piece;
         return 1;
     case WAY_RING:
@@ -235,9 +236,9 @@ static int place_of(const struct tn_request *r, const struct ucx_head *h, struct
     case WAY_TREE:
         return 1;
     default: /* direct */
-        if (r->op == OP_BROADCAST)
+        if (r->op == TN_CALL_BROADCAST)
             return 1;
-        p->to = (r->op == OP_ALL_REDUCE ? r->scratch : r->out) + (uint64_t)h->from * bytes;
+        p->to = (r->op == TN_CALL_ALL_REDUCE ? r->scratch : r->out) + (uint64_t)h->from * bytes;
         return 1;
     }
 }
@@ -278,7 +279,7 @@ static void try_held(struct tn_request *r)
 void ucx_op_message(struct tn_request *r, struct ucx_in *in)
 {
     const struct ucx_head *h = &in->head;
-    int32_t root = r->op == OP_BROADCAST ? r->peer : 0;
+    int32_t root = r->op == TN_CALL_BROADCAST ? r->peer : 0;
     if (h->what == ucx_what(r) && h->count == r->count && h->root == root) {
         try_to_take(r, in);
         return;
@@ -293,7 +294,7 @@ void ucx_op_landed(struct tn_request *r, const struct ucx_head *h)
     int32_t next = (c->me + 1) % c->n;
     r->got++;
     c->backend->is_dirty = 1;
-    if (r->op == OP_BARRIER || r->way == WAY_DOUBLING) {
+    if (r->op == TN_CALL_BARRIER || r->way == WAY_DOUBLING) {
         r->rounds_got |= UINT64_C(1) << h->piece;
         say_rounds(r);
     } else if (r->way == WAY_RING && (int32_t)h->piece != next) {
@@ -333,7 +334,7 @@ static void choose_way(struct tn_request *r)
     r->expected = others;
     r->scratch_class = NO_CLASS;
     switch (r->op) {
-    case OP_ALL_REDUCE:
+    case TN_CALL_ALL_REDUCE:
         if (c->n == 2 && bytes <= b->segment_bytes) /* no more bytes than in parts, and one round less */
             r->segments = 1;
         else
@@ -341,21 +342,21 @@ static void choose_way(struct tn_request *r)
         r->segment = r->count;
         r->scratch_class = bytes > b->small_bytes ? LARGE_CLASS : bytes > TINY_SCRATCH ? SMALL_CLASS : TINY_CLASS;
         break;
-    case OP_REDUCE_SCATTER:
+    case TN_CALL_REDUCE_SCATTER:
         r->way = WAY_PARTS;
         r->scratch_class = bytes > b->small_bytes ? LARGE_CLASS : bytes > TINY_SCRATCH ? SMALL_CLASS : TINY_CLASS;
         break;
-    case OP_ALL_GATHER:
+    case TN_CALL_ALL_GATHER:
         if (is_wide && bytes <= b->eager_bytes)
             r->way = WAY_DOUBLING;
         else if (c->spans_hosts && bytes >= b->ring_bytes && c->n > 2)
             r->way = WAY_RING;
         break;
-    case OP_BROADCAST:
+    case TN_CALL_BROADCAST:
         r->way = bytes <= b->eager_bytes || c->n == 2 ? WAY_TREE : c->spans_hosts ? WAY_SCATTER : WAY_DIRECT;
         r->expected = c->me == r->peer ? 0 : r->way == WAY_SCATTER ? (uint32_t)c->n : 1;
         break;
-    case OP_BARRIER:
+    case TN_CALL_BARRIER:
         r->expected = rounds;
         break;
     default:
@@ -365,15 +366,15 @@ static void choose_way(struct tn_request *r)
         r->expected = rounds;
     if (r->way != WAY_PARTS)
         return;
-    uint64_t whole = r->op == OP_ALL_REDUCE ? (r->count + others) / (uint64_t)c->n : r->count;
+    uint64_t whole = r->op == TN_CALL_ALL_REDUCE ? (r->count + others) / (uint64_t)c->n : r->count;
     uint64_t most = r->scratch_class == LARGE_CLASS ? b->segment_bytes / r->esize : whole;
     r->segments = (uint32_t)((whole + most - 1) / most);
     r->segment = (whole + r->segments - 1) / r->segments;
-    if (r->op == OP_ALL_REDUCE) /* the last segment may not be needed after rounding up */
+    if (r->op == TN_CALL_ALL_REDUCE) /* the last segment may not be needed after rounding up */
         r->segments = (uint32_t)((r->count + r->segment * (uint64_t)c->n - 1) / (r->segment * (uint64_t)c->n));
     else
         r->segments = (uint32_t)((r->count + r->segment - 1) / r->segment);
-    r->expected = r->segments * others * (r->op == OP_ALL_REDUCE ? 2 : 1);
+    r->expected = r->segments * others * (r->op == TN_CALL_ALL_REDUCE ? 2 : 1);
 }
 
 /* Large scratch is one for the group: who comes later waits. Returns whether the request has what it needs. */
@@ -408,13 +409,13 @@ static void copy_own(struct tn_request *r)
 {
     const struct tn_comm *c = r->comm;
     uint64_t bytes = bytes_of(r), me = (uint64_t)c->me;
-    if (r->op == OP_ALL_GATHER && r->in != r->out + me * bytes)
+    if (r->op == TN_CALL_ALL_GATHER && r->in != r->out + me * bytes)
         memcpy(r->out + me * bytes, r->in, bytes);
-    if (r->op == OP_ALL_TO_ALL)
+    if (r->op == TN_CALL_ALL_TO_ALL)
         memcpy(r->out + me * bytes, r->in + me * bytes, bytes);
-    if (r->op == OP_BROADCAST && c->me == r->peer && r->in != r->out)
+    if (r->op == TN_CALL_BROADCAST && c->me == r->peer && r->in != r->out)
         memcpy(r->out, r->in, bytes);
-    if (r->op == OP_ALL_REDUCE && r->way == WAY_DOUBLING)
+    if (r->op == TN_CALL_ALL_REDUCE && r->way == WAY_DOUBLING)
         memcpy(r->scratch + me * bytes, r->in, bytes);
 }
 
@@ -426,18 +427,18 @@ static void begin(struct tn_request *r)
         return;
     r->is_started = 1;
     copy_own(r);
-    if (r->op == OP_BARRIER || r->way == WAY_DOUBLING)
+    if (r->op == TN_CALL_BARRIER || r->way == WAY_DOUBLING)
         say_rounds(r);
     else if (r->way == WAY_PARTS)
         say_terms(r);
     else if (r->way == WAY_RING)
         say(r, (c->me + 1) % c->n, 0, (uint32_t)c->me, r->in, bytes);
-    else if (r->op == OP_ALL_TO_ALL)
+    else if (r->op == TN_CALL_ALL_TO_ALL)
         for (int32_t i = 1; i < c->n; i++) {
             int32_t m = (c->me + i) % c->n;
             say(r, m, 0, 0, r->in + (uint64_t)m * bytes, bytes);
         }
-    else if (r->op != OP_BROADCAST)
+    else if (r->op != TN_CALL_BROADCAST)
         say_to_all(r, 0, 0, r->in, bytes);
     else if (c->me == r->peer && r->way == WAY_TREE)
         say_down_tree(r);
@@ -473,7 +474,7 @@ void ucx_op_settle(struct tn_request *r)
         return;
     if (r->under_way) /* in place, what is still being sent must not become a sum */
         return;
-    if (r->op == OP_ALL_REDUCE && r->way != WAY_PARTS)
+    if (r->op == TN_CALL_ALL_REDUCE && r->way != WAY_PARTS)
         add_all(r);
     r->status = TN_OK;
     unlink_op(r);
@@ -491,13 +492,13 @@ void ucx_op_settle(struct tn_request *r)
 
 static tn_status check(struct tn_comm *c, struct tn_request *r)
 {
-    int reduces = r->op == OP_ALL_REDUCE || r->op == OP_REDUCE_SCATTER;
-    r->esize = r->op == OP_BARRIER ? 1 : ucx_dtype_bytes(r->dtype);
+    int reduces = r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER;
+    r->esize = r->op == TN_CALL_BARRIER ? 1 : tn_call_dtype_bytes(r->dtype);
     if (!r->esize)
         return ucx_error(c, r, TN_INVALID, -1, "there is no dtype %u", (unsigned)r->dtype);
     if (reduces && !ucx_can_reduce(r->dtype))
         return ucx_error(c, r, TN_UNSUPPORTED, -1, "%s cannot be reduced; use f32, bf16, f64, i32 or i64",
-                         ucx_dtype_name(r->dtype));
+                         tn_call_dtype_name(r->dtype));
     if (reduces && r->red != TN_RED_SUM && r->red != TN_RED_MAX)
         return ucx_error(c, r, TN_UNSUPPORTED, -1, "reduction %u; use sum or max", (unsigned)r->red);
     if (r->peer < 0 || r->peer >= c->n)
@@ -555,9 +556,9 @@ static tn_status start(struct tn_comm *c, struct tn_request make, struct tn_requ
     make.status = TN_PENDING;
     *r = make;
     c->number++;
-    c->past[r->number % BUCKETS] = (struct ucx_call){ 1, ucx_what(r), r->op == OP_BROADCAST ? r->peer : 0, r->count };
+    c->past[r->number % BUCKETS] = (struct ucx_call){ 1, ucx_what(r), r->peer, r->count };
     *out = r;
-    if (c->n == 1 || (r->count == 0 && r->op != OP_BARRIER)) {
+    if (c->n == 1 || (r->count == 0 && r->op != TN_CALL_BARRIER)) {
         if (r->count && r->in != r->out)
             memmove(r->out, r->in, bytes_of(r));
         r->status = TN_OK;
@@ -575,48 +576,11 @@ static tn_status start(struct tn_comm *c, struct tn_request make, struct tn_requ
     return TN_OK;
 }
 
-tn_status ucx_all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, uint32_t red,
-                         struct tn_queue *q, struct tn_request **r)
+tn_status ucx_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **r)
 {
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_ALL_REDUCE, .dtype = dtype, .red = red, .count = count, .in = send,
-                                         .out = recv }, r);
-}
-
-tn_status ucx_all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_ALL_GATHER, .dtype = dtype, .count = count, .in = send, .out = recv },
-                 r);
-}
-
-tn_status ucx_reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                             uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_REDUCE_SCATTER, .dtype = dtype, .red = red, .count = count,
-                                         .in = send, .out = recv }, r);
-}
-
-tn_status ucx_all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                         struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_ALL_TO_ALL, .dtype = dtype, .count = count, .in = send, .out = recv },
-                 r);
-}
-
-tn_status ucx_broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, int32_t root,
-                        struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_BROADCAST, .dtype = dtype, .peer = root, .count = count, .in = send,
-                                         .out = recv }, r);
-}
-
-tn_status ucx_barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
-{
-    (void)q;
-    return start(c, (struct tn_request){ .op = OP_BARRIER }, r);
+    struct tn_request make = { .op = a->op, .dtype = a->dtype, .red = a->red, .peer = a->peer, .count = a->count,
+                               .in = a->send, .out = a->recv };
+    return a->op == TN_CALL_SEND   ? ucx_send(c, make, r)
+           : a->op == TN_CALL_RECV ? ucx_recv(c, make, r)
+                                   : start(c, make, r);
 }

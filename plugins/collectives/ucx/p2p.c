@@ -8,7 +8,7 @@ static tn_status check(struct tn_comm *c, struct tn_request *r)
     tn_status status = ucx_failure(c);
     if (status != TN_OK)
         return status;
-    r->esize = ucx_dtype_bytes(r->dtype);
+    r->esize = tn_call_dtype_bytes(r->dtype);
     if (r->peer < 0 || r->peer >= c->n) {
         int32_t peer = r->peer;
         r->peer = c->me;
@@ -48,7 +48,7 @@ static void delist(struct tn_request *r)
 
 void ucx_p2p_settle(struct tn_request *r)
 {
-    if (r->under_way || (r->op == OP_RECV && !r->got))
+    if (r->under_way || (r->op == TN_CALL_RECV && !r->got))
         return;
     r->status = TN_OK;
     delist(r);
@@ -66,8 +66,8 @@ static void match(struct tn_request *r, struct ucx_in *in)
     }
     r->status = ucx_error(c, r, TN_CONFLICT, from,
                           "rank %d sends %" PRIu64 " %s, rank %d receives %" PRIu64 " %s", (int)from, h->count,
-                          ucx_dtype_name(h->what >> 8 & 0xff), (int)c->backend->rank, r->count,
-                          ucx_dtype_name(r->dtype));
+                          tn_call_dtype_name(h->what >> 8 & 0xff), (int)c->backend->rank, r->count,
+                          tn_call_dtype_name(r->dtype));
     ucx_drop(in);
     delist(r);
 }
@@ -87,36 +87,31 @@ void ucx_p2p_message(struct tn_comm *c, struct ucx_in *in)
     flow->came = in;
 }
 
-tn_status ucx_send(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to, struct tn_queue *q,
-                   struct tn_request **out)
+tn_status ucx_send(struct tn_comm *c, struct tn_request make, struct tn_request **out)
 {
-    struct tn_request make = { .op = OP_SEND, .dtype = dtype, .count = count, .peer = to, .in = data };
-    (void)q;
     *out = NULL;
     tn_status status = check(c, &make);
     if (status != TN_OK)
         return status;
-    make.number = c->flows[to].sent;
+    struct ucx_flow *flow = &c->flows[make.peer];
+    make.number = flow->sent;
     struct tn_request *r = enlist(c, &make);
     if (!r)
         return ucx_error(c, &make, TN_NO_MEMORY, -1, "no memory for a request");
-    c->flows[to].sent++;
+    flow->sent++;
     *out = r;
-    ucx_say(c, r, to, ucx_head_of(r, KIND_MESSAGE, 0, 0), data, count * r->esize);
+    ucx_say(c, r, r->peer, ucx_head_of(r, KIND_MESSAGE, 0, 0), r->in, r->count * r->esize);
     c->backend->is_dirty = 1;
     return TN_OK;
 }
 
-tn_status ucx_recv(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from, struct tn_queue *q,
-                   struct tn_request **out)
+tn_status ucx_recv(struct tn_comm *c, struct tn_request make, struct tn_request **out)
 {
-    struct tn_request make = { .op = OP_RECV, .dtype = dtype, .count = count, .peer = from, .out = data };
-    (void)q;
     *out = NULL;
     tn_status status = check(c, &make);
     if (status != TN_OK)
         return status;
-    struct ucx_flow *flow = &c->flows[from];
+    struct ucx_flow *flow = &c->flows[make.peer];
     make.number = flow->received;
     struct tn_request *r = enlist(c, &make);
     if (!r)

@@ -19,38 +19,9 @@
 enum { SPLIT_NS = 1000 * 1000 * 1000, DEAD_NS = 1000 * 1000 * 1000, PATIENCE_NS = 200 * 1000 * 1000,
        ASK_NS = 400 * 1000 * 1000, ANSWER_NS = 100 * 1000 * 1000 };
 
-/* ---- names ---- */
-
-const char *ucx_op_name(uint32_t op)
-{
-    static const char *const names[] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                         "barrier", "send", "recv" };
-    return op < sizeof names / sizeof *names ? names[op] : "an unknown operation";
-}
-
-uint32_t ucx_dtype_bytes(uint32_t dtype)
-{
-    static const uint32_t bytes[] = {
-#define TN_X(name, number, text, size) [number] = size,
-        TN_DTYPE_LIST(TN_X)
-#undef TN_X
-    };
-    return dtype < sizeof bytes / sizeof *bytes ? bytes[dtype] : 0;
-}
-
-const char *ucx_dtype_name(uint32_t dtype)
-{
-    static const char *const names[] = {
-#define TN_X(name, number, text, size) [number] = text,
-        TN_DTYPE_LIST(TN_X)
-#undef TN_X
-    };
-    return dtype < sizeof names / sizeof *names && names[dtype] ? names[dtype] : "of unknown dtype";
-}
-
 uint64_t ucx_request_bytes(const struct tn_request *r)
 {
-    int wide = r->op == OP_ALL_GATHER || r->op == OP_REDUCE_SCATTER || r->op == OP_ALL_TO_ALL;
+    int wide = r->op == TN_CALL_ALL_GATHER || r->op == TN_CALL_REDUCE_SCATTER || r->op == TN_CALL_ALL_TO_ALL;
     return r->count * r->esize * (wide ? (uint64_t)r->comm->n : 1);
 }
 
@@ -59,14 +30,14 @@ uint64_t ucx_request_bytes(const struct tn_request *r)
 static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t peer, const char *fmt, va_list args)
 {
     int at = r ? snprintf(c->error_text, sizeof c->error_text, "ucx: %s number %" PRIu64 " of group %s, %" PRIu64
-                          " bytes: ", ucx_op_name(r->op), r->number, c->name, ucx_request_bytes(r))
+                          " bytes: ", tn_call_name(r->op), r->number, c->name, ucx_request_bytes(r))
                : snprintf(c->error_text, sizeof c->error_text, "ucx: group %s: ", c->name);
     vsnprintf(c->error_text + at, sizeof c->error_text - (size_t)at, fmt, args);
     c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
                                        .peer = peer,
                                        .op_number = r ? r->number : 0,
                                        .bytes = r ? ucx_request_bytes(r) : 0,
-                                       .op = r ? ucx_op_name(r->op) : "",
+                                       .op = r ? tn_call_name(r->op) : "",
                                        .message = c->error_text };
 }
 
@@ -168,7 +139,7 @@ void ucx_ask(struct tn_request *r, uint64_t now)
 {
     struct tn_comm *c = r->comm;
     int is_new = !c->round || c->asked != r->number;
-    if (r->op < OP_SEND && now - (is_new ? r->waited_ns : c->asked_ns) >= ASK_NS)
+    if (r->op < TN_CALL_SEND && now - (is_new ? r->waited_ns : c->asked_ns) >= ASK_NS)
         ask_all(c, r->number, now);
 }
 
@@ -207,7 +178,7 @@ int32_t ucx_missing(struct tn_request *r, uint64_t patience_ns)
 {
     struct tn_comm *c = r->comm;
     uint64_t now = ucx_now(), until_ns = now + patience_ns;
-    if (r->op >= OP_SEND)
+    if (r->op >= TN_CALL_SEND)
         return c->ranks[r->peer];
     int32_t gone = first_gone(c);
     if (gone >= 0)
@@ -328,14 +299,16 @@ void ucx_split_told(struct tn_comm *c, const struct ucx_head *h)
 static void describe(const struct ucx_call *call, char *text, size_t bytes)
 {
     uint32_t op = call->what & 0xff, dtype = call->what >> 8 & 0xff, red = call->what >> 16;
-    if (op == OP_BARRIER)
+    if (op == TN_CALL_BARRIER)
         snprintf(text, bytes, "barrier");
-    else if (op == OP_BROADCAST)
-        snprintf(text, bytes, "broadcast of %" PRIu64 " %s from member %d", call->count, ucx_dtype_name(dtype),
+    else if (op == TN_CALL_BROADCAST)
+        snprintf(text, bytes, "broadcast of %" PRIu64 " %s from member %d", call->count, tn_call_dtype_name(dtype),
                  (int)call->root);
     else
-        snprintf(text, bytes, "%s of %" PRIu64 " %s%s", ucx_op_name(op), call->count, ucx_dtype_name(dtype),
-                 op != OP_ALL_REDUCE && op != OP_REDUCE_SCATTER ? "" : red == TN_RED_MAX ? " (max)" : " (sum)");
+        snprintf(text, bytes, "%s of %" PRIu64 " %s%s", tn_call_name(op), call->count, tn_call_dtype_name(dtype),
+                 op != TN_CALL_ALL_REDUCE && op != TN_CALL_REDUCE_SCATTER ? ""
+                 : red == TN_RED_MAX                                      ? " (max)"
+                                                                          : " (sum)");
 }
 
 static int do_differ(const struct ucx_call *x, const struct ucx_call *y)

@@ -150,6 +150,8 @@ ucp_mem_h ucx_memory_of(const struct backend *b, const void *p, uint64_t bytes)
 
 /* ---- the table ---- */
 
+TN_CALL_FUNCTIONS(ucx_call)
+
 static const struct tn_collective table = {
     .struct_size = sizeof(struct tn_collective),
     .create = create,
@@ -161,14 +163,7 @@ static const struct tn_collective table = {
     .comm_create = ucx_comm_create,
     .comm_destroy = ucx_comm_destroy,
     .comm_abort = ucx_comm_abort,
-    .all_reduce = ucx_all_reduce,
-    .all_gather = ucx_all_gather,
-    .reduce_scatter = ucx_reduce_scatter,
-    .all_to_all = ucx_all_to_all,
-    .broadcast = ucx_broadcast,
-    .send = ucx_send,
-    .recv = ucx_recv,
-    .barrier = ucx_barrier,
+    TN_CALL_ENTRIES(ucx_call),
     .test = ucx_test,
     .wait = ucx_wait,
     .progress = ucx_progress,

@@ -143,7 +143,7 @@ struct ucx_head ucx_head_of(const struct tn_request *r, int kind, uint32_t phase
     const struct tn_comm *c = r->comm;
     return (struct ucx_head){ .key = c->key, .turn = c->turn, .kind = (uint16_t)kind, .phase = (uint16_t)phase,
                               .from = c->me, .piece = piece, .number = r->number, .count = r->count,
-                              .what = ucx_what(r), .root = r->op == OP_BROADCAST ? r->peer : 0 };
+                              .what = ucx_what(r), .root = r->op == TN_CALL_BROADCAST ? r->peer : 0 };
 }
 
 void ucx_say(struct tn_comm *c, struct tn_request *owner, int32_t member, struct ucx_head head, const void *data,
@@ -223,7 +223,7 @@ static void fetched(void *request, ucs_status_t status, size_t bytes, void *user
 
 static void tell_landed(struct tn_request *r, const struct ucx_head *h)
 {
-    if (r->op == OP_RECV)
+    if (r->op == TN_CALL_RECV)
         r->got = 1;
     else
         ucx_op_landed(r, h);

@@ -13,32 +13,6 @@
 
 enum { SLICE_NS = 200 * 1000 }; /* of a wait, while other groups have announcements to look at */
 
-const char *verify_op_name(uint32_t op)
-{
-    static const char *const names[] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                         "barrier", "send", "recv" };
-    return op < sizeof names / sizeof *names ? names[op] : "an unknown operation";
-}
-
-static const struct {
-    const char *name;
-    uint32_t bytes;
-} dtypes[] = {
-#define TN_X(name, number, text, bytes) [number] = { text, bytes },
-    TN_DTYPE_LIST(TN_X)
-#undef TN_X
-};
-
-const char *verify_dtype_name(uint32_t dtype)
-{
-    return verify_dtype_bytes(dtype) ? dtypes[dtype].name : "unknown dtype";
-}
-
-uint32_t verify_dtype_bytes(uint32_t dtype)
-{
-    return dtype < sizeof dtypes / sizeof *dtypes ? dtypes[dtype].bytes : 0;
-}
-
 /* ---- requests ---- */
 
 struct tn_request *verify_request_new(struct tn_comm *c)
@@ -84,8 +58,8 @@ static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t pe
     c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
                                        .peer = peer,
                                        .op_number = r->mine.number,
-                                       .bytes = r->mine.count * verify_dtype_bytes(r->mine.dtype),
-                                       .op = verify_op_name(r->mine.op),
+                                       .bytes = r->mine.count * tn_call_dtype_bytes(r->mine.dtype),
+                                       .op = tn_call_name(r->mine.op),
                                        .message = c->error_text };
 }
 
@@ -108,13 +82,13 @@ static tn_status tell_silence(const struct tn_request *r, tn_status status)
 
 static void describe(const struct announcement *a, char *text, size_t bytes)
 {
-    int at = snprintf(text, bytes, "%s", verify_op_name(a->op));
-    if (a->op == OP_BARRIER)
+    int at = snprintf(text, bytes, "%s", tn_call_name(a->op));
+    if (a->op == TN_CALL_BARRIER)
         return;
-    if (a->op == OP_ALL_REDUCE || a->op == OP_REDUCE_SCATTER)
+    if (a->op == TN_CALL_ALL_REDUCE || a->op == TN_CALL_REDUCE_SCATTER)
         at += snprintf(text + at, bytes - (size_t)at, " (%s)", a->red == TN_RED_MAX ? "max" : "sum");
-    at += snprintf(text + at, bytes - (size_t)at, " of %" PRIu64 " %s", a->count, verify_dtype_name(a->dtype));
-    if (a->op == OP_BROADCAST)
+    at += snprintf(text + at, bytes - (size_t)at, " of %" PRIu64 " %s", a->count, tn_call_dtype_name(a->dtype));
+    if (a->op == TN_CALL_BROADCAST)
         snprintf(text + at, bytes - (size_t)at, " from member %d", (int)a->root);
 }
 
@@ -134,8 +108,7 @@ static tn_status tell_difference(const struct tn_request *r, int32_t other)
 
 /* ---- from announced to moving ---- */
 
-tn_status verify_announce(struct tn_comm *c, const struct announcement *what, const void *send, void *recv,
-                          struct tn_queue *q, struct tn_request **out)
+tn_status verify_announce(struct tn_comm *c, const struct tn_call *what, struct tn_request **out)
 {
     const struct verify *v = c->verify;
     if (c->failed)
@@ -143,11 +116,9 @@ tn_status verify_announce(struct tn_comm *c, const struct announcement *what, co
     struct tn_request *r = verify_request_new(c);
     if (!r)
         return v->host->fail(v->host, TN_NO_MEMORY, "no memory for a request");
-    r->mine = *what;
-    r->mine.number = c->number;
-    r->send = send;
-    r->recv = recv;
-    r->queue = q;
+    r->call = *what;
+    r->mine = (struct announcement){ .number = c->number, .count = what->count, .op = what->op, .dtype = what->dtype,
+                                     .red = what->red, .root = what->peer };
     tn_status status = v->next->all_gather(c->talk, &r->mine, r->all, WORDS, TN_I32, NULL, &r->below);
     if (status != TN_OK) {
         r->below = NULL;
@@ -170,35 +141,14 @@ static tn_status compare(const struct tn_request *r)
     return TN_OK;
 }
 
-static tn_status move(struct tn_request *r)
-{
-    const struct tn_collective *next = r->comm->verify->next;
-    struct tn_comm *data = r->comm->data;
-    const struct announcement *a = &r->mine;
-    switch (a->op) {
-    case OP_ALL_REDUCE:
-        return next->all_reduce(data, r->send, r->recv, a->count, a->dtype, a->red, r->queue, &r->below);
-    case OP_ALL_GATHER:
-        return next->all_gather(data, r->send, r->recv, a->count, a->dtype, r->queue, &r->below);
-    case OP_REDUCE_SCATTER:
-        return next->reduce_scatter(data, r->send, r->recv, a->count, a->dtype, a->red, r->queue, &r->below);
-    case OP_ALL_TO_ALL:
-        return next->all_to_all(data, r->send, r->recv, a->count, a->dtype, r->queue, &r->below);
-    case OP_BROADCAST:
-        return next->broadcast(data, r->send, r->recv, a->count, a->dtype, a->root, r->queue, &r->below);
-    default:
-        return next->barrier(data, r->queue, &r->below);
-    }
-}
-
 /* ---- sums of results ---- */
 
 static uint64_t result_bytes(const struct tn_request *r)
 {
     const struct announcement *a = &r->mine;
-    uint64_t blocks = a->op == OP_ALL_GATHER ? (uint64_t)r->comm->n : 1;
-    int is_common = a->op == OP_ALL_REDUCE || a->op == OP_ALL_GATHER || a->op == OP_BROADCAST;
-    return is_common ? blocks * a->count * verify_dtype_bytes(a->dtype) : 0;
+    uint64_t blocks = a->op == TN_CALL_ALL_GATHER ? (uint64_t)r->comm->n : 1;
+    int is_common = a->op == TN_CALL_ALL_REDUCE || a->op == TN_CALL_ALL_GATHER || a->op == TN_CALL_BROADCAST;
+    return is_common ? blocks * a->count * tn_call_dtype_bytes(a->dtype) : 0;
 }
 
 /* Four streams of multiply and add, so that it keeps up with memory; any bit that differs shows. */
@@ -265,7 +215,7 @@ static void advance_sums(struct tn_comm *c)
         if (!c->moving)
             c->last_moving = &c->moving;
         if (status == TN_OK) {
-            r->sum = sum_of(r->recv, result_bytes(r));
+            r->sum = sum_of(r->call.recv, result_bytes(r));
             status = next->all_gather(c->sums, &r->sum, r->all, 1, TN_I64, NULL, &r->below);
         }
         r->stage = status == TN_OK ? COMPARING : ENDED;
@@ -310,7 +260,7 @@ static void advance_comm(struct tn_comm *c)
         c->first = r->next;
         if (!c->first)
             c->last = &c->first;
-        r->status = move(r);
+        r->status = tn_call_pass(next, c->data, &r->call, &r->below);
         r->stage = r->status == TN_OK ? MOVING : ENDED;
         r->is_compared = c->sums && result_bytes(r) > 0;
         if (r->status != TN_OK) {

@@ -155,72 +155,32 @@ static void comm_abort(struct tn_comm *c)
 /* ---- operations ---- */
 
 /* A call that the backend would refuse is refused before it is announced. */
-static tn_status check_call(const struct tn_comm *c, const struct announcement *a)
+static tn_status check_call(const struct tn_comm *c, const struct tn_call *a)
 {
     const struct tn_host *host = c->verify->host;
-    const char *name = verify_op_name(a->op);
-    int reduces = a->op == OP_ALL_REDUCE || a->op == OP_REDUCE_SCATTER;
-    if (!verify_dtype_bytes(a->dtype))
+    const char *name = tn_call_name(a->op);
+    int reduces = a->op == TN_CALL_ALL_REDUCE || a->op == TN_CALL_REDUCE_SCATTER;
+    if (!tn_call_dtype_bytes(a->dtype))
         return host->fail(host, TN_INVALID, "group %s, %s: there is no dtype %u", c->name, name, a->dtype);
     if (reduces && !(c->verify->dtypes >> a->dtype & 1))
         return host->fail(host, TN_UNSUPPORTED, "group %s, %s: the backend does not reduce %s", c->name, name,
-                          verify_dtype_name(a->dtype));
+                          tn_call_dtype_name(a->dtype));
     if (reduces && a->red > TN_RED_MAX)
         return host->fail(host, TN_INVALID, "group %s, %s: there is no reduction %u", c->name, name, a->red);
-    if (a->root < 0 || a->root >= c->n)
-        return host->fail(host, TN_INVALID, "group %s, %s: root %d in a group of %d", c->name, name, (int)a->root,
+    if (a->peer < 0 || a->peer >= c->n)
+        return host->fail(host, TN_INVALID, "group %s, %s: root %d in a group of %d", c->name, name, (int)a->peer,
                           (int)c->n);
     return TN_OK;
 }
 
-static tn_status call(struct tn_comm *c, struct announcement a, const void *send, void *recv, struct tn_queue *q,
-                      struct tn_request **r)
-{
-    tn_status status = check_call(c, &a);
-    return status == TN_OK ? verify_announce(c, &a, send, recv, q, r) : status;
-}
-
-static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    struct announcement a = { .op = OP_ALL_REDUCE, .count = count, .dtype = dtype, .red = red };
-    return call(c, a, send, recv, q, r);
-}
-
-static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    return call(c, (struct announcement){ .op = OP_ALL_GATHER, .count = count, .dtype = dtype }, send, recv, q, r);
-}
-
-static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                                uint32_t red, struct tn_queue *q, struct tn_request **r)
-{
-    struct announcement a = { .op = OP_REDUCE_SCATTER, .count = count, .dtype = dtype, .red = red };
-    return call(c, a, send, recv, q, r);
-}
-
-static tn_status all_to_all(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                            struct tn_queue *q, struct tn_request **r)
-{
-    return call(c, (struct announcement){ .op = OP_ALL_TO_ALL, .count = count, .dtype = dtype }, send, recv, q, r);
-}
-
-static tn_status broadcast(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
-                           int32_t root, struct tn_queue *q, struct tn_request **r)
-{
-    struct announcement a = { .op = OP_BROADCAST, .count = count, .dtype = dtype, .root = root };
-    return call(c, a, send, recv, q, r);
-}
-
-static tn_status barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
-{
-    return call(c, (struct announcement){ .op = OP_BARRIER, .dtype = TN_U8 }, NULL, NULL, q, r);
-}
-
 /* Only two ranks know of a message; the backend compares what they say. */
-static tn_status message(struct tn_comm *c, struct tn_request *r, tn_status status, struct tn_request **out)
+static tn_status message(struct tn_comm *c, const struct tn_call *what, struct tn_request **out)
 {
+    const struct verify *v = c->verify;
+    struct tn_request *r = verify_request_new(c);
+    if (!r)
+        return v->host->fail(v->host, TN_NO_MEMORY, "no memory for a request");
+    tn_status status = tn_call_pass(v->next, c->data, what, &r->below);
     if (status != TN_OK) {
         c->has_error = 0;
         verify_recycle(r);
@@ -231,23 +191,15 @@ static tn_status message(struct tn_comm *c, struct tn_request *r, tn_status stat
     return TN_OK;
 }
 
-static tn_status send_message(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
-                              struct tn_queue *q, struct tn_request **out)
+static tn_status call(struct tn_comm *c, const struct tn_call *what, struct tn_request **r)
 {
-    struct tn_request *r = verify_request_new(c);
-    if (!r)
-        return c->verify->host->fail(c->verify->host, TN_NO_MEMORY, "no memory for a request");
-    return message(c, r, c->verify->next->send(c->data, data, count, dtype, to, q, &r->below), out);
+    if (what->op == TN_CALL_SEND || what->op == TN_CALL_RECV)
+        return message(c, what, r);
+    tn_status status = check_call(c, what);
+    return status == TN_OK ? verify_announce(c, what, r) : status;
 }
 
-static tn_status recv_message(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
-                              struct tn_queue *q, struct tn_request **out)
-{
-    struct tn_request *r = verify_request_new(c);
-    if (!r)
-        return c->verify->host->fail(c->verify->host, TN_NO_MEMORY, "no memory for a request");
-    return message(c, r, c->verify->next->recv(c->data, data, count, dtype, from, q, &r->below), out);
-}
+TN_CALL_FUNCTIONS(call)
 
 static void progress(void *self)
 {
@@ -267,14 +219,7 @@ static const struct tn_collective table = {
     .comm_create = comm_create,
     .comm_destroy = comm_destroy,
     .comm_abort = comm_abort,
-    .all_reduce = all_reduce,
-    .all_gather = all_gather,
-    .reduce_scatter = reduce_scatter,
-    .all_to_all = all_to_all,
-    .broadcast = broadcast,
-    .send = send_message,
-    .recv = recv_message,
-    .barrier = barrier,
+    TN_CALL_ENTRIES(call),
     .test = verify_test,
     .wait = verify_wait,
     .progress = progress,

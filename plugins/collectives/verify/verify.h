@@ -5,10 +5,9 @@
 #ifndef TENON_VERIFY_H
 #define TENON_VERIFY_H
 
-#include <tenon/collective.h>
+#include <tenon/call.h>
 #include <tenon/plugin.h>
 
-enum { OP_ALL_REDUCE, OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_TO_ALL, OP_BROADCAST, OP_BARRIER, OP_SEND, OP_RECV };
 enum { NAME_BYTES = 32, WORDS = 8 /* of 4 bytes in an announcement */ };
 
 /* What a member says of its next collective. */
@@ -29,9 +28,7 @@ struct tn_request {
     int is_compared;           /* its result must be the same on all members, and is looked at */
     uint64_t sum;              /* of the result */
     struct tn_request *next_made;
-    const void *send;
-    void *recv;
-    struct tn_queue *queue;
+    struct tn_call call;
     struct announcement mine, all[];
 };
 
@@ -62,13 +59,8 @@ struct verify {
     struct tn_comm *comms;
 };
 
-const char *verify_op_name(uint32_t op);
-const char *verify_dtype_name(uint32_t dtype);
-uint32_t verify_dtype_bytes(uint32_t dtype); /* 0: no such dtype */
-
 /* Announces a collective. */
-tn_status verify_announce(struct tn_comm *c, const struct announcement *what, const void *send, void *recv,
-                          struct tn_queue *q, struct tn_request **r);
+tn_status verify_announce(struct tn_comm *c, const struct tn_call *what, struct tn_request **r);
 /* A request for a message, which `below` moves already. */
 struct tn_request *verify_request_new(struct tn_comm *c);
 void verify_recycle(struct tn_request *r);
