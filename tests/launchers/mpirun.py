@@ -76,7 +76,7 @@ class Mpirun(JobTest):
     def test_not_from_mpirun(self):
         self.TENON = TENON
         run = self.run_tenon("run", "job.ini", *layout(tp=2), *settings(comm={"backend": "mpi"}), code=1)
-        self.assertIn("mpi: this rank was not started by Open MPI; use: mpirun -n 2 tenon run JOB.ini", run.stderr)
+        self.assertIn("mpi: this rank was started without MPI; use: mpirun -n 2 tenon run JOB.ini, or srun --mpi=pmix", run.stderr)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ranks that Slurm's srun starts, with PMIx and without: they join, train as under our own launcher, and end together.
 
-usage: slurm.py TENON [unittest options]; runs a Slurm of its own on this host, skipped where that does not start"""
+usage: slurm.py TENON [MPI.so] [unittest options]; runs a Slurm of its own on this host, skipped where that does not start"""
 import os
 import random
 import shutil
@@ -18,6 +18,7 @@ from tenon_job import JobTest, layout, read, settings, until  # noqa: E402
 
 TENON = os.path.abspath(sys.argv[1])
 del sys.argv[1]
+MPI = sys.argv.pop(1) if sys.argv[1:] and sys.argv[1].endswith(".so") else None
 
 CONF = """ClusterName=tenon
 SlurmctldHost={host}(127.0.0.1)
@@ -130,9 +131,10 @@ class Srun(JobTest):
         self.TENON = TENON
         self.run_tenon("run", "job.ini", *layout(tp=2), "--metrics", "ours")
         self.TENON = "srun"
-        for name, flags in (("plain", ["--mpi=none"]), ("pmix", ["--mpi=pmix"])):
+        over_mpi = [("mpi", ["--mpi=pmix"], settings(comm={"backend": "mpi"}))] if MPI else []
+        for name, flags, more in [("plain", ["--mpi=none"], []), ("pmix", ["--mpi=pmix"], []), *over_mpi]:
             with self.subTest(name):
-                self.srun(2, *layout(tp=2), "--metrics", name, flags=flags)
+                self.srun(2, *layout(tp=2), *more, "--metrics", name, flags=flags)
                 self.assertEqual(self.losses(name), self.losses("ours"))
 
     def test_one_task_starts_its_own_ranks(self):
