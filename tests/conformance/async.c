@@ -25,16 +25,23 @@ static void fill(float *x, uint64_t count, int32_t rank, uint64_t salt)
         value_store(&x[i], TN_F32, FILL_ROUNDING, rank, i, salt);
 }
 
-static void check_sum(struct rank *r, const float *x, uint64_t count, const int32_t *ranks, int32_t n, uint64_t salt)
+/* Elements from `first` on of what the members gave. */
+static void check_part_of_sum(struct rank *r, const float *x, uint64_t first, uint64_t count, const int32_t *ranks,
+                              int32_t n, uint64_t salt)
 {
     for (uint64_t i = 0; i < count; i++) {
         float want;
-        value_reduce(&want, TN_F32, TN_RED_SUM, FILL_ROUNDING, ranks, n, i, salt);
-        int is_right = r->caps.nested_sums ? value_is_near(&x[i], TN_F32, FILL_ROUNDING, ranks, n, i, salt)
+        value_reduce(&want, TN_F32, TN_RED_SUM, FILL_ROUNDING, ranks, n, first + i, salt);
+        int is_right = r->caps.nested_sums ? value_is_near(&x[i], TN_F32, FILL_ROUNDING, ranks, n, first + i, salt)
                                            : memcmp(&x[i], &want, sizeof want) == 0;
         check_that(r, is_right, __FILE__, __LINE__, "sum %llu, element %llu: %g, not %g",
                    (unsigned long long)salt, (unsigned long long)i, (double)x[i], (double)want);
     }
+}
+
+static void check_sum(struct rank *r, const float *x, uint64_t count, const int32_t *ranks, int32_t n, uint64_t salt)
+{
+    check_part_of_sum(r, x, 0, count, ranks, n, salt);
 }
 
 static void all_reduce(struct rank *r, struct tn_comm *c, float *x, uint64_t count, struct tn_request **q)
@@ -242,14 +249,23 @@ void test_wake(struct rank *r)
     free(own);
 }
 
-/* ---- a random program, the same on all ranks but for its pauses and places ---- */
+/* ---- a random program: all operations on three groups, many under way; the same on all ranks but for its pauses, where
+ * buffers are, and the order of calls on different groups ---- */
+
+enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, BARRIER, MESSAGE, N_OPS };
+
+struct group {
+    struct tn_comm *comm;
+    int32_t ranks[MAX_RANKS], n, me;
+};
 
 struct pending {
-    struct tn_request *request;
-    float *x;
+    struct tn_request *request, *other; /* other: of a message, the one to be sent */
+    const struct group *g;
+    int op;
+    int32_t peer; /* root, or who a message comes from */
+    float *in, *out;
     uint64_t count, salt;
-    const int32_t *ranks;
-    int32_t n;
 };
 
 static uint32_t draw(uint32_t *state)
@@ -258,51 +274,123 @@ static uint32_t draw(uint32_t *state)
     return *state >> 8;
 }
 
+static void check_values(struct rank *r, const float *x, int32_t rank, uint64_t first, uint64_t count, uint64_t salt)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        float want;
+        value_store(&want, TN_F32, FILL_ROUNDING, rank, first + i, salt);
+        check_that(r, memcmp(&x[i], &want, sizeof want) == 0, __FILE__, __LINE__,
+                   "call %llu, element %llu of rank %d: %g, not %g", (unsigned long long)salt,
+                   (unsigned long long)(first + i), (int)rank, (double)x[i], (double)want);
+    }
+}
+
 static void settle(struct rank *r, struct pending *p)
 {
+    const struct group *g = p->g;
+    uint64_t mine = (uint64_t)(g ? g->me : 0) * p->count;
     if (!p->request)
         return;
     finish(r, p->request);
-    check_sum(r, p->x, p->count, p->ranks, p->n, p->salt);
+    if (p->other)
+        finish(r, p->other);
     p->request = NULL;
+    if (p->op == ALL_REDUCE)
+        check_sum(r, p->out, p->count, g->ranks, g->n, p->salt);
+    else if (p->op == REDUCE_SCATTER)
+        check_part_of_sum(r, p->out, mine, p->count, g->ranks, g->n, p->salt);
+    else if (p->op == BROADCAST || p->op == MESSAGE)
+        check_values(r, p->out, g->ranks[p->peer], 0, p->count, p->salt);
+    for (int32_t i = 0; i < g->n && (p->op == ALL_GATHER || p->op == ALL_TO_ALL); i++)
+        check_values(r, p->out + (uint64_t)i * p->count, g->ranks[i], p->op == ALL_GATHER ? 0 : mine, p->count, p->salt);
+}
+
+static tn_status start(struct rank *r, struct pending *p, int32_t to)
+{
+    const struct tn_collective *t = r->t;
+    struct tn_comm *c = p->g->comm;
+    switch (p->op) {
+    case ALL_REDUCE:
+        return t->all_reduce(c, p->in, p->out, p->count, TN_F32, TN_RED_SUM, NULL, &p->request);
+    case ALL_GATHER:
+        return t->all_gather(c, p->in, p->out, p->count, TN_F32, NULL, &p->request);
+    case REDUCE_SCATTER:
+        return t->reduce_scatter(c, p->in, p->out, p->count, TN_F32, TN_RED_SUM, NULL, &p->request);
+    case ALL_TO_ALL:
+        return t->all_to_all(c, p->in, p->out, p->count, TN_F32, NULL, &p->request);
+    case BROADCAST:
+        return t->broadcast(c, p->in, p->out, p->count, TN_F32, p->peer, NULL, &p->request);
+    case BARRIER:
+        return t->barrier(c, NULL, &p->request);
+    default:
+        CHECK_STATUS(r, t->send(c, p->in, p->count, TN_F32, to, NULL, &p->other), TN_OK);
+        return t->recv(c, p->out, p->count, TN_F32, p->peer, NULL, &p->request);
+    }
+}
+
+/* The next call of a group, drawn alike by its members, into a slot that is free: buffers of `room` elements each. */
+static void call_next(struct rank *r, const struct group *g, uint32_t *common, uint32_t *mine, struct pending *p,
+                      float *memory, uint64_t room)
+{
+    static const uint64_t counts[] = { 0, 1, 2, 57, 59, 1000, 5000, 17000 };
+    int32_t shift = (int32_t)(draw(common) % (uint32_t)g->n);
+    int op = (int)(draw(common) % N_OPS), in_place = draw(common) % 3 == 0;
+    int is_wide = op == ALL_GATHER || op == REDUCE_SCATTER || op == ALL_TO_ALL;
+    *p = (struct pending){ .g = g, .op = op, .salt = draw(common) % 50000, .count = counts[draw(common) % 8] };
+    p->count /= is_wide ? (uint64_t)g->n : 1;
+    p->peer = op == BROADCAST ? shift : (g->me + g->n - shift) % g->n;
+    p->in = memory + draw(mine) % 40;
+    p->out = p->in + room + draw(mine) % 40;
+    if (in_place && op != ALL_TO_ALL && op != MESSAGE) {
+        p->out = p->in + (op == REDUCE_SCATTER ? (uint64_t)g->me * p->count : 0);
+        p->in += op == ALL_GATHER ? (uint64_t)g->me * p->count : 0;
+    }
+    fill(p->in, p->count * (op == REDUCE_SCATTER || op == ALL_TO_ALL ? (uint64_t)g->n : 1), r->rank, p->salt);
+    CHECK_STATUS(r, start(r, p, (g->me + shift) % g->n), TN_OK);
+}
+
+static void make_group(struct rank *r, struct group *g, const char *name)
+{
+    CHECK_STATUS(r, r->t->comm_create(r->self, name, g->ranks, g->n, SECONDS(10), &g->comm), TN_OK);
 }
 
 void test_random(struct rank *r)
 {
-    enum { STEPS = 400, DEPTH = 12, ROOM = 50048 };
-    static const uint64_t counts[] = { 1, 2, 57, 59, 1000, 5000, 17000, 50000 };
-    int32_t all[MAX_RANKS], part[MAX_RANKS], n_part = 0;
+    enum { STEPS = 200, DEPTH = 8, GROUPS = 3, ROOM = 17128 };
+    struct group group[GROUPS] = { { .me = r->n - 1 - r->rank }, { .me = r->rank / 2 }, { .me = r->rank } };
+    uint32_t common[GROUPS] = { 12345, 54321 + (uint32_t)r->rank % 2, 777 }, mine = 999 + (uint32_t)r->rank;
     for (int32_t i = 0; i < r->n; i++) {
-        all[i] = i;
+        group[0].ranks[group[0].n++] = r->n - 1 - i; /* turned round */
         if (i % 2 == r->rank % 2)
-            part[n_part++] = i;
+            group[1].ranks[group[1].n++] = i;
+        group[2].ranks[group[2].n++] = i;
     }
-    struct tn_comm *group;
-    CHECK_STATUS(r, r->t->comm_create(r->self, "part", part, n_part, SECONDS(10), &group), TN_OK);
+    make_group(r, &group[0], "turned");
+    make_group(r, &group[1], "part");
+    make_group(r, &group[2], "all");
     void *memory;
-    CHECK_STATUS(r, r->t->mem_alloc(r->self, DEPTH * ROOM * sizeof(float), &memory), TN_OK);
-    float *own = malloc(DEPTH * ROOM * sizeof *own);
-    struct pending pending[DEPTH] = { 0 };
-    uint32_t common = 12345, mine = 777 + (uint32_t)r->rank;
+    CHECK_STATUS(r, r->t->mem_alloc(r->self, GROUPS * DEPTH * 2 * ROOM * sizeof(float), &memory), TN_OK);
+    float *own = malloc(GROUPS * DEPTH * 2 * ROOM * sizeof *own);
+    struct pending pending[GROUPS][DEPTH] = { 0 };
     for (uint64_t step = 0; step < STEPS; step++) {
-        uint64_t count = counts[draw(&common) % 8];
-        int use_part = draw(&common) % 3 == 0, slot = (int)(step % DEPTH);
-        struct pending *p = &pending[slot];
-        settle(r, p);
-        if (draw(&mine) % 4 == 0)
-            settle(r, &pending[draw(&mine) % DEPTH]);
-        if (draw(&mine) % 40 == 0)
-            usleep(draw(&mine) % 2000);
-        float *base = draw(&mine) % 4 == 0 ? own : memory;
-        *p = (struct pending){ NULL, base + (size_t)slot * ROOM + draw(&mine) % 40, count, step, use_part ? part : all,
-                               use_part ? n_part : r->n };
-        fill(p->x, count, r->rank, step);
-        all_reduce(r, use_part ? group : r->world, p->x, count, &p->request);
+        uint32_t first = draw(&mine) % GROUPS;
+        for (uint32_t k = 0; k < GROUPS; k++) {
+            uint32_t g = (first + k) % GROUPS;
+            struct pending *p = &pending[g][step % DEPTH];
+            settle(r, p);
+            if (draw(&mine) % 4 == 0) /* of an earlier step: what all have called, or will without this rank */
+                settle(r, &pending[draw(&mine) % GROUPS][(step + 1 + draw(&mine) % (DEPTH - 1)) % DEPTH]);
+            if (draw(&mine) % 80 == 0)
+                usleep(draw(&mine) % 2000);
+            size_t at = (g * DEPTH + step % DEPTH) * 2 * ROOM;
+            call_next(r, &group[g], &common[g], &mine, p, (draw(&mine) % 4 == 0 ? own : (float *)memory) + at, ROOM - 40);
+        }
     }
-    for (int k = 0; k < DEPTH; k++)
-        settle(r, &pending[k]);
+    for (int k = 0; k < GROUPS * DEPTH; k++)
+        settle(r, &pending[k % GROUPS][k / GROUPS]);
     barrier(r);
-    r->t->comm_destroy(group);
+    for (int g = 0; g < GROUPS; g++)
+        r->t->comm_destroy(group[g].comm);
     r->t->mem_free(r->self, memory);
     free(own);
 }

@@ -254,34 +254,38 @@ void test_rounding(struct rank *r)
     buffers_finish(r, &b);
 }
 
-/* Every pair, both ways at once, several messages in order; also to itself. */
+/* Every pair, both ways at once, several messages in order, of every dtype, also misaligned; also to itself. */
 void test_send_recv(struct rank *r)
 {
     static const uint64_t counts[] = { 0, 1, 25, 26, 4099, 100003 };
-    enum { N = sizeof counts / sizeof *counts, BYTES = 4 * 106000 };
+    enum { N = sizeof counts / sizeof *counts, BYTES = 8 * 106000 };
     void *memory;
     CHECK_STATUS(r, r->t->mem_alloc(r->self, 2 * BYTES, &memory), TN_OK);
     char *own = malloc(2 * BYTES), *expected = malloc(BYTES);
     for (int place = 0; place < PLACES; place++)
         for (int32_t shift = 0; shift < r->n; shift++) {
             int32_t to = (r->rank + shift) % r->n, from = (r->rank + r->n - shift) % r->n;
-            char *base = place == PRIVATE || (place == MIXED && r->rank % 2) ? own : memory;
+            char *base = (place == PRIVATE || (place == MIXED && r->rank % 2) ? own : memory) + shift % 3;
             struct tn_request *sent[N], *got[N];
-            memset(base + BYTES, 0, BYTES);
-            for (int k = 0, at = 0; k < N; at += (int)counts[k++] * 4) {
+            uint32_t dtype[N], e[N];
+            memset(base + BYTES, 0, BYTES - 2);
+            for (int k = 0, at = 0; k < N; at += (int)counts[k] * (int)e[k], k++) {
+                dtype[k] = TN_F32 + (uint32_t)(k + shift + place) % (TN_F64 - TN_F32 + 1);
+                e[k] = dtype_bytes(dtype[k]);
                 for (uint64_t i = 0; i < counts[k]; i++)
-                    value_store(base + at + i * 4, TN_F32, FILL_ROUNDING, r->rank, i, (uint64_t)(k + to));
-                CHECK_STATUS(r, r->t->send(r->world, base + at, counts[k], TN_F32, to, NULL, &sent[k]), TN_OK);
-                CHECK_STATUS(r, r->t->recv(r->world, base + BYTES + at, counts[k], TN_F32, from, NULL, &got[k]), TN_OK);
+                    value_store(base + at + i * e[k], dtype[k], FILL_ROUNDING, r->rank, i, (uint64_t)(k + to));
+                CHECK_STATUS(r, r->t->send(r->world, base + at, counts[k], dtype[k], to, NULL, &sent[k]), TN_OK);
+                CHECK_STATUS(r, r->t->recv(r->world, base + BYTES + at, counts[k], dtype[k], from, NULL, &got[k]), TN_OK);
             }
             for (int k = N - 1; k >= 0; k--) {
                 finish(r, k % 2 ? sent[k] : got[k]);
                 finish(r, k % 2 ? got[k] : sent[k]);
             }
-            for (int k = 0, at = 0; k < N; at += (int)counts[k++] * 4) {
+            for (int k = 0, at = 0; k < N; at += (int)counts[k] * (int)e[k], k++) {
                 for (uint64_t i = 0; i < counts[k]; i++)
-                    value_store(expected + i * 4, TN_F32, FILL_ROUNDING, from, i, (uint64_t)(k + r->rank));
-                CHECK(r, memcmp(base + BYTES + at, expected, counts[k] * 4) == 0);
+                    value_store(expected + i * e[k], dtype[k], FILL_ROUNDING, from, i, (uint64_t)(k + r->rank));
+                check_that(r, memcmp(base + BYTES + at, expected, counts[k] * e[k]) == 0, __FILE__, __LINE__,
+                           "%llu %s from rank %d: wrong values", (unsigned long long)counts[k], dtype_name(dtype[k]), from);
             }
         }
     barrier(r);
