@@ -176,9 +176,9 @@ tn_status tn_feed_rows(struct tn_feed *feed, const int32_t *tokens, const int32_
 /* The scalars that a program has: the learning rate, the number of the update (from 1), that of the step (from 0). */
 tn_status tn_feed_step(struct tn_feed *feed, float lr, float t, float step);
 
-/* sample.c: continues `prompt` (bytes or token ids) by `count` tokens with the bound program of TN_PROGRAM_SAMPLE;
- * writes the new tokens to `out`. */
+/* sample.c: writes to text[n] the token that follows text[0..n), as the bound program of TN_PROGRAM_SAMPLE has it.
+ * `number`: how many were drawn before. */
 tn_status tn_sample(struct tn_exec *exec, struct tn_feed *feed, const struct tn_program *flat, int64_t seed,
-                    double temperature, const int32_t *prompt, int64_t n_prompt, int64_t count, int32_t *out);
+                    double temperature, int32_t *text, int64_t n, int64_t number);
 
 #endif

@@ -1,4 +1,4 @@
-/* Sample: text from the trained model. Runs the forward program over the last tokens once for each new one, takes the
+/* Sample: text from the trained model, a token at a time. Runs the forward program over the last tokens, takes the
  * logits of the last position, and draws by Philox, so that every rank draws the same. */
 #include "job.h"
 
@@ -51,37 +51,31 @@ static int64_t lay_out(const int32_t *text, int64_t n, int64_t rows, int64_t seq
 }
 
 tn_status tn_sample(struct tn_exec *exec, struct tn_feed *feed, const struct tn_program *flat, int64_t seed,
-                    double temperature, const int32_t *prompt, int64_t n_prompt, int64_t count, int32_t *out)
+                    double temperature, int32_t *text, int64_t n, int64_t number)
 {
     tn_value output = 0;
     for (tn_value v = 1; v <= flat->n_values; v++)
         if (flat->values[v].flags & TN_VALUE_OUTPUT)
             output = v;
-    if (!output || flat->values[output].rank != 3 || n_prompt < 1)
+    if (!output || flat->values[output].rank != 3 || n < 1)
         return TN_INVALID;
     const struct tn_value_data *logits = &flat->values[output];
     int64_t rows = logits->shape[0], sequence = logits->shape[1], vocab = logits->shape[2];
-    uint64_t bytes = (uint64_t)(rows * sequence * vocab) * tn_dtype_bytes(logits->dtype);
-    int32_t *text = malloc((size_t)(n_prompt + count) * sizeof *text),
-            *tokens = malloc((size_t)(rows * sequence) * sizeof *tokens);
+    size_t row_bytes = (size_t)vocab * tn_dtype_bytes(logits->dtype), bytes = (size_t)(rows * sequence) * row_bytes;
+    int32_t *tokens = malloc((size_t)(rows * sequence) * sizeof *tokens);
     unsigned char *host = malloc(bytes);
-    tn_status status = text && tokens && host ? TN_OK : TN_NO_MEMORY;
-    for (int64_t i = 0; i < count && status == TN_OK; i++) {
-        if (i == 0)
-            memcpy(text, prompt, (size_t)n_prompt * sizeof *text);
-        int64_t used = lay_out(text, n_prompt + i, rows, sequence, tokens);
+    tn_status status = tokens && host ? TN_OK : TN_NO_MEMORY;
+    int64_t used = status == TN_OK ? lay_out(text, n, rows, sequence, tokens) : 0;
+    if (status == TN_OK)
         status = tn_feed_rows(feed, tokens, NULL);
-        if (status == TN_OK)
-            status = tn_exec_step(exec);
-        if (status == TN_OK)
-            status = tn_exec_read(exec, output, host, bytes);
-        if (status != TN_OK)
-            break;
-        const void *row = host + (uint64_t)((used - 1) * vocab) * tn_dtype_bytes(logits->dtype);
-        out[i] = text[n_prompt + i] = draw(row, logits->dtype, vocab, temperature, (uint64_t)seed, (uint64_t)i);
-    }
+    if (status == TN_OK)
+        status = tn_exec_step(exec);
+    if (status == TN_OK)
+        status = tn_exec_read(exec, output, host, bytes);
+    if (status == TN_OK)
+        text[n] = draw(host + (size_t)(used - 1) * row_bytes, logits->dtype, vocab, temperature, (uint64_t)seed,
+                       (uint64_t)number);
     free(host);
     free(tokens);
-    free(text);
     return status;
 }

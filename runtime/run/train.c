@@ -1,7 +1,7 @@
 /* Train: the run of one rank (job.h): compile, bind, the step loop, validation, the closing sample.
  *
  * Everything that is not a step is done before the first one or after the last. Rank 0 reports. Each step, the ranks
- * agree on whether to go on, so that an interrupt ends all of them after the same step. */
+ * agree on whether to go on, so that an interrupt ends all of them after the same one. */
 #include "job.h"
 
 #include <math.h>
@@ -33,6 +33,7 @@ struct run {
     const struct tn_observer *observer;
     uint64_t peak_bytes;
     struct tn_progress done;
+    int interrupted;          /* a rank was told to end, and all know */
     struct tn_checkpoint *checkpoint;
     int32_t *tokens, *labels; /* of one validation batch */
     int32_t *starts;          /* of the batch at hand, where documents are separate */
@@ -229,6 +230,17 @@ static float most(void *ctx, float mine, tn_status *status)
     return *run->vote;
 }
 
+/* Asked before each batch and each token drawn, so that an interrupt ends all ranks between the same two. */
+static int goes_on(struct run *run, tn_status *status)
+{
+    if (*status != TN_OK || run->interrupted)
+        return 0;
+    run->interrupted = most(run, (float)tn_rank_interrupted(), status) > 0;
+    if (run->interrupted && is_first(run))
+        tn_log(TN_LOG_WARN, "interrupted after step %lld", (long long)run->done.step);
+    return *status == TN_OK && !run->interrupted;
+}
+
 /* validation and sample */
 
 static void feed_starts(struct run *run, struct bound *b, int split, int64_t step)
@@ -243,27 +255,24 @@ static tn_status validate(struct run *run, int64_t step)
 {
     const struct tn_settings *s = &run->job->settings;
     double sum = 0;
-    int64_t n = 0;
+    tn_status status = TN_OK;
     if (!run->eval.exec)
         return TN_OK;
-    for (int64_t i = 0; i < s->eval_batches; i++) {
+    for (int64_t i = 0; i < s->eval_batches && goes_on(run, &status); i++) {
         float loss = 0;
         if (tn_data_rows(run->data, TN_SPLIT_VALIDATION, i, 0, s->batch, run->tokens, run->labels))
             return TN_IO;
         feed_starts(run, &run->eval, TN_SPLIT_VALIDATION, i);
-        tn_status status = tn_feed_rows(run->eval.feed, run->tokens, run->labels);
+        status = tn_feed_rows(run->eval.feed, run->tokens, run->labels);
         if (status == TN_OK)
             status = tn_exec_step(run->eval.exec);
         if (status == TN_OK)
             status = tn_exec_read(run->eval.exec, run->eval.loss, &loss, sizeof loss);
-        if (status != TN_OK)
-            return status;
         sum += loss;
-        n++;
     }
-    if (run->report)
-        tn_report_validation(run->report, step, sum / (double)n);
-    return TN_OK;
+    if (status == TN_OK && !run->interrupted && run->report)
+        tn_report_validation(run->report, step, sum / (double)s->eval_batches);
+    return status;
 }
 
 static tn_status print_sample(struct run *run)
@@ -271,22 +280,22 @@ static tn_status print_sample(struct run *run)
     const struct tn_settings *s = &run->job->settings;
     if (!run->sample.exec)
         return TN_OK;
-    size_t n_prompt = strlen(s->sample);
-    int32_t *prompt = malloc(n_prompt * sizeof *prompt), *out = malloc((size_t)s->sample_tokens * sizeof *out);
+    int64_t n_prompt = (int64_t)strlen(s->sample);
+    int32_t *tokens = malloc((size_t)(n_prompt + s->sample_tokens) * sizeof *tokens);
     char *text = malloc((size_t)s->sample_tokens);
-    tn_status status = prompt && out && text ? TN_OK : TN_NO_MEMORY;
-    for (size_t i = 0; status == TN_OK && i < n_prompt; i++)
-        prompt[i] = (unsigned char)s->sample[i];
-    if (status == TN_OK)
+    tn_status status = tokens && text ? TN_OK : TN_NO_MEMORY;
+    for (int64_t i = 0; status == TN_OK && i < n_prompt; i++)
+        tokens[i] = (unsigned char)s->sample[i];
+    for (int64_t i = 0; i < s->sample_tokens && goes_on(run, &status); i++) {
         status = tn_sample(run->sample.exec, run->sample.feed, &run->sample.compiled.flat, s->seed, s->temperature,
-                           prompt, (int64_t)n_prompt, s->sample_tokens, out);
-    for (int64_t i = 0; status == TN_OK && i < s->sample_tokens; i++)
-        text[i] = (char)out[i];
-    if (status == TN_OK && run->report)
+                           tokens, n_prompt + i, i);
+        if (status == TN_OK)
+            text[i] = (char)tokens[n_prompt + i];
+    }
+    if (status == TN_OK && !run->interrupted && run->report)
         tn_report_sample(run->report, s->sample, text, (size_t)s->sample_tokens);
     free(text);
-    free(out);
-    free(prompt);
+    free(tokens);
     return status;
 }
 
@@ -357,16 +366,8 @@ static tn_status run_steps(struct run *run)
     int64_t step = run->done.step;
     show_params(run, step);
     tn_status status = validate(run, step);
-    while (step < s->steps && status == TN_OK) {
-        if (most(run, (float)tn_rank_interrupted(), &status) > 0) {
-            if (is_first(run))
-                tn_log(TN_LOG_WARN, "interrupted after step %lld", (long long)step);
-            if (status == TN_OK)
-                status = tn_checkpoint_end(run->checkpoint, &run->done);
-            return status == TN_OK ? TN_ABORTED : status;
-        }
-        if (status == TN_OK)
-            status = train_step(run, step++);
+    while (step < s->steps && goes_on(run, &status)) {
+        status = train_step(run, step++);
         double stall_ms = 0;
         if (status == TN_OK)
             status = tn_checkpoint_step(run->checkpoint, &run->done, &stall_ms);
@@ -378,9 +379,11 @@ static tn_status run_steps(struct run *run)
     show_params(run, step);
     if (status == TN_OK)
         status = tn_checkpoint_end(run->checkpoint, &run->done);
-    if (status == TN_OK)
+    if (status == TN_OK && !run->interrupted)
         status = validate(run, step);
-    return status == TN_OK ? print_sample(run) : status;
+    if (status == TN_OK && !run->interrupted)
+        status = print_sample(run);
+    return status == TN_OK && run->interrupted ? TN_ABORTED : status;
 }
 
 static int open_data(struct run *run)

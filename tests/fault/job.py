@@ -147,6 +147,19 @@ class Faults(JobTest):
         self.interrupted(signal.SIGINT, {})
         self.interrupted(signal.SIGTERM, {"dp": 2})
 
+    def test_interrupted_between_steps(self):
+        """In a long validation, and in a long sample: as in a step."""
+        for sizes in ({}, {"tp": 2}):
+            for steps, long in ((0, {"eval_batches": 10**9}), (3, {"sample": "the", "sample_tokens": 10**5})):
+                run = self.start("run", "job.ini", "--metrics", "metrics", *layout(**sizes), *settings(job=long))
+                self.assertTrue(until(lambda: self.files() and len(self.metrics()) == steps))
+                time.sleep(0.2)
+                os.kill(run.process.pid, signal.SIGTERM)
+                self.ends(run, 1)
+                self.matches(r"warning: interrupted after step %d$" % steps, run.stderr)
+                self.assertNotIn("sample:", run.stdout)
+                os.unlink(self.path("metrics"))
+
     def test_interrupted_twice(self):
         """A rank that does not come to the end of its step."""
         run = self.endless(*layout(tp=2))
