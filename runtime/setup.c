@@ -73,6 +73,11 @@ static void load_all(struct tn_job *job)
     }
 }
 
+static const char *id_of(const struct tn_instance *instance)
+{
+    return instance->library.plugin->id;
+}
+
 /* The option "size" of a strategy: its value, -1 for auto, 1 where it has none. */
 static int64_t size_option(const struct tn_instance *strategy)
 {
@@ -93,10 +98,10 @@ static void size_chain(struct tn_job *job)
             product = size > INT32_MAX ? INT64_MAX : product * size;
         else if (automatic < 0)
             automatic = (int32_t)i;
-        else
-            tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, job->chain[i].library.plugin->id, "size"), NULL,
+        else if (strcmp(id_of(&job->chain[automatic]), id_of(&job->chain[i])) != 0) /* named twice: refused by itself */
+            tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, id_of(&job->chain[i]), "size"), NULL,
                         "is auto, and so is that of %s; only one strategy may say auto, so give a number here",
-                        job->chain[automatic].library.plugin->id);
+                        id_of(&job->chain[automatic]));
         job->chain_size[i] = size > 0 ? (int32_t)(size < INT32_MAX ? size : INT32_MAX) : 1;
         if (product > INT32_MAX) {
             tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "strategies", "chain"), NULL,

@@ -121,7 +121,7 @@ int tenon_bench_main(int argc, char **argv)
     char error[512];
     int32_t rank = 0, world = 1;
     int command = 0;
-    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    if (argc < 2 || tool_is_help(argv[1])) {
         usage(argc < 2 ? stderr : stdout);
         return argc < 2 ? TOOL_USAGE : TOOL_DONE;
     }

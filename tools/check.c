@@ -385,7 +385,7 @@ int tenon_check_main(int argc, char **argv)
     int json = 0, data = 1;
     for (int i = 1; i < argc; i++) {
         int taken = 0;
-        if (strcmp(argv[i], "--help") == 0) {
+        if (tool_is_help(argv[i])) {
             usage(stdout);
             return TOOL_DONE;
         } else if (strcmp(argv[i], "--json") == 0)

@@ -10,8 +10,7 @@
 #include "data/bpe.h"
 #include "data/find.h"
 #include "data/idx.h"
-
-enum { DONE = 0, FAILED = 1, USAGE = 2 };
+#include "tool.h"
 
 #define CHUNK (1 << 20) /* bytes read at once */
 
@@ -47,16 +46,16 @@ struct pack {
 static int misuse(const char *what, const char *word)
 {
     fprintf(stderr, "tenon data: %s%s%s\n%s", what, word ? ": " : "", word ? word : "", usage);
-    return USAGE;
+    return TOOL_USAGE;
 }
 
 static int failed(const char *error)
 {
     fprintf(stderr, "tenon data: %s\n", error);
-    return FAILED;
+    return TOOL_FAILED;
 }
 
-/* The options of pack. DONE or USAGE. */
+/* The options of pack. TOOL_DONE or TOOL_USAGE. */
 static int parse(struct pack *pack, int argc, char **argv)
 {
     int only_inputs = 0;
@@ -96,7 +95,7 @@ static int parse(struct pack *pack, int argc, char **argv)
     }
     if (pack->n_inputs == 0)
         return misuse("pack needs text to read", NULL);
-    return pack->output && *pack->output ? DONE : misuse("pack needs -o PREFIX", NULL);
+    return pack->output && *pack->output ? TOOL_DONE : misuse("pack needs -o PREFIX", NULL);
 }
 
 /* A path that exists is taken as it is, whatever characters it has; any other is a glob. */
@@ -114,7 +113,7 @@ static int find_inputs(struct pack *pack)
     tn_files_sort(&pack->files);
     for (size_t i = 0; i < diag.count; i++)
         failed(tn_diag_text(&diag, &diag.problems[i]));
-    int result = diag.count ? FAILED : DONE;
+    int result = diag.count ? TOOL_FAILED : TOOL_DONE;
     tn_diag_finish(&diag);
     return result;
 }
@@ -137,7 +136,7 @@ static int refuse_own_output(const struct pack *pack)
                 return failed(error);
             }
     }
-    return DONE;
+    return TOOL_DONE;
 }
 
 static int choose_dtype(struct pack *pack, char *error)
@@ -147,9 +146,9 @@ static int choose_dtype(struct pack *pack, char *error)
     if (!pack->dtype)
         pack->dtype = tn_idx_dtype(most <= UINT8_MAX ? "u8" : most <= UINT16_MAX ? "u16" : "i32", 0);
     if (most <= pack->dtype->most)
-        return DONE;
+        return TOOL_DONE;
     snprintf(error, 256, "ids up to %lld do not fit in %s; use a wider --dtype", (long long)most, pack->dtype->name);
-    return FAILED;
+    return TOOL_FAILED;
 }
 
 /* Tokens of the first `bytes` of the text. */
@@ -158,9 +157,9 @@ static int add_tokens(struct pack *pack, size_t bytes, char *error)
     pack->ids.count = 0;
     if (pack->bpe) {
         if (tn_bpe_encode(pack->bpe, pack->text, bytes, &pack->ids) != 0)
-            return snprintf(error, 256, "out of memory"), FAILED;
+            return snprintf(error, 256, "out of memory"), TOOL_FAILED;
         pack->tokens += (int64_t)pack->ids.count;
-        return tn_idx_add(pack->writer, pack->ids.ids, pack->ids.count, error) == 0 ? DONE : FAILED;
+        return tn_idx_add(pack->writer, pack->ids.ids, pack->ids.count, error) == 0 ? TOOL_DONE : TOOL_FAILED;
     }
     int32_t block[4096];
     pack->tokens += (int64_t)bytes;
@@ -169,18 +168,18 @@ static int add_tokens(struct pack *pack, size_t bytes, char *error)
         for (size_t i = 0; i < take; i++)
             block[i] = (unsigned char)pack->text[done + i];
         if (tn_idx_add(pack->writer, block, take, error) != 0)
-            return FAILED;
+            return TOOL_FAILED;
     }
-    return DONE;
+    return TOOL_DONE;
 }
 
 static int end_document(struct pack *pack, char *error)
 {
     if (pack->end_token >= 0 && tn_idx_add(pack->writer, &pack->end_token, 1, error) != 0)
-        return FAILED;
+        return TOOL_FAILED;
     pack->tokens += pack->end_token >= 0;
     pack->documents++;
-    return tn_idx_end_document(pack->writer, error) == 0 ? DONE : FAILED;
+    return tn_idx_end_document(pack->writer, error) == 0 ? TOOL_DONE : TOOL_FAILED;
 }
 
 /* Room for CHUNK more bytes than the `kept` that are there. */
@@ -201,17 +200,17 @@ static int add_text(struct pack *pack, FILE *file, const char *path, char *error
 {
     for (size_t kept = 0;;) {
         if (make_room(pack, kept) != 0)
-            return snprintf(error, 256, "out of memory for %.200s", path), FAILED;
+            return snprintf(error, 256, "out of memory for %.200s", path), TOOL_FAILED;
         size_t have = kept + fread(pack->text + kept, 1, CHUNK, file);
         if (ferror(file))
-            return snprintf(error, 256, "cannot read %.180s: %s", path, strerror(errno)), FAILED;
+            return snprintf(error, 256, "cannot read %.180s: %s", path, strerror(errno)), TOOL_FAILED;
         size_t take = feof(file) || !pack->bpe ? have : tn_bpe_cut(pack->text, have);
-        if (add_tokens(pack, take, error) != DONE)
-            return FAILED;
+        if (add_tokens(pack, take, error) != TOOL_DONE)
+            return TOOL_FAILED;
         kept = have - take;
         memmove(pack->text, pack->text + take, kept);
         if (feof(file))
-            return DONE;
+            return TOOL_DONE;
     }
 }
 
@@ -219,11 +218,11 @@ static int add_file(struct pack *pack, const struct tn_file *input, char *error)
 {
     FILE *file = fopen(input->path, "rbe");
     if (!file)
-        return snprintf(error, 256, "cannot read %.180s: %s", input->path, strerror(errno)), FAILED;
+        return snprintf(error, 256, "cannot read %.180s: %s", input->path, strerror(errno)), TOOL_FAILED;
     int64_t before = pack->tokens;
     int result = add_text(pack, file, input->path, error);
     fclose(file);
-    if (result == DONE && !pack->one_document && pack->tokens > before)
+    if (result == TOOL_DONE && !pack->one_document && pack->tokens > before)
         result = end_document(pack, error);
     return result;
 }
@@ -231,24 +230,19 @@ static int add_file(struct pack *pack, const struct tn_file *input, char *error)
 static int write_pack(struct pack *pack, char *error)
 {
     if (pack->vocabulary && tn_bpe_open(&pack->bpe, pack->vocabulary, pack->merges, error) != 0)
-        return FAILED;
-    if (choose_dtype(pack, error) != DONE || tn_idx_create(&pack->writer, pack->output, pack->dtype, error) != 0)
-        return FAILED;
+        return TOOL_FAILED;
+    if (choose_dtype(pack, error) != TOOL_DONE || tn_idx_create(&pack->writer, pack->output, pack->dtype, error) != 0)
+        return TOOL_FAILED;
     for (size_t i = 0; i < pack->files.count; i++)
-        if (add_file(pack, &pack->files.items[i], error) != DONE)
-            return FAILED;
+        if (add_file(pack, &pack->files.items[i], error) != TOOL_DONE)
+            return TOOL_FAILED;
     if (pack->tokens == 0)
-        return snprintf(error, 256, "the input has no text"), FAILED;
-    if (pack->one_document && end_document(pack, error) != DONE)
-        return FAILED;
+        return snprintf(error, 256, "the input has no text"), TOOL_FAILED;
+    if (pack->one_document && end_document(pack, error) != TOOL_DONE)
+        return TOOL_FAILED;
     struct tn_idx_writer *writer = pack->writer;
     pack->writer = NULL;
-    return tn_idx_publish(writer, error) == 0 ? DONE : FAILED;
-}
-
-static int print_done(int result)
-{
-    return fflush(stdout) != 0 || ferror(stdout) ? failed("cannot write to standard output") : result;
+    return tn_idx_publish(writer, error) == 0 ? TOOL_DONE : TOOL_FAILED;
 }
 
 static int data_pack(int argc, char **argv)
@@ -259,19 +253,19 @@ static int data_pack(int argc, char **argv)
     struct pack pack = { .end_token = -1, .files = { .arena = &arena } };
     pack.inputs = tn_arena_alloc(&arena, (size_t)(argc + 1) * sizeof *pack.inputs);
     int result = parse(&pack, argc, argv);
-    if (result == DONE)
+    if (result == TOOL_DONE)
         result = find_inputs(&pack);
-    if (result == DONE)
+    if (result == TOOL_DONE)
         result = refuse_own_output(&pack);
-    if (result == DONE) {
+    if (result == TOOL_DONE) {
         result = write_pack(&pack, error);
-        if (result != DONE)
+        if (result != TOOL_DONE)
             failed(error);
     }
-    if (result == DONE) {
+    if (result == TOOL_DONE) {
         printf("%s.bin, %s.idx: %lld document%s, %lld tokens of type %s\n", pack.output, pack.output,
                (long long)pack.documents, pack.documents == 1 ? "" : "s", (long long)pack.tokens, pack.dtype->name);
-        result = print_done(result);
+        result = tool_printed(result);
     }
     tn_idx_discard(pack.writer);
     tn_bpe_close(pack.bpe);
@@ -306,7 +300,7 @@ static int data_info(const char *prefix)
         failed(tn_diag_text(&diag, &diag.problems[i]));
     tn_diag_finish(&diag);
     if (opened != 0)
-        return FAILED;
+        return TOOL_FAILED;
     int64_t largest = largest_id(&idx);
     if (largest >= 0) {
         printf("tokens      %lld\n", (long long)idx.tokens);
@@ -318,16 +312,16 @@ static int data_info(const char *prefix)
         printf("bytes       %lld\n", (long long)idx.bin_bytes);
     }
     tn_idx_close(&idx);
-    return largest < 0 ? FAILED : print_done(DONE);
+    return largest < 0 ? TOOL_FAILED : tool_printed(TOOL_DONE);
 }
 
 /* argv[0] is "data". */
 int tenon_data_main(int argc, char **argv)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+        if (tool_is_help(argv[i])) {
             fputs(usage, stdout);
-            return print_done(DONE);
+            return tool_printed(TOOL_DONE);
         }
     if (argc < 2)
         return misuse("needs pack or info", NULL);

@@ -94,7 +94,7 @@ static int parse(struct dump_args *args, int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
         int taken = 1;
-        if (strcmp(argv[i], "--help") == 0) {
+        if (tool_is_help(argv[i])) {
             usage(stdout);
             return TOOL_DONE;
         } else if (strcmp(argv[i], "--after") == 0)

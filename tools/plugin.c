@@ -15,8 +15,7 @@
 
 #include "base/buf.h"
 #include "loader/loader.h"
-
-
+#include "tool.h"
 
 enum { DEADLINE_MS = 5000 };
 
@@ -226,26 +225,17 @@ static int list_main(void)
     return found == 0;
 }
 
-/* 1 if what was printed did not arrive (a full disk, a closed pipe). */
-static int printed(int code)
-{
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return code;
-    fprintf(stderr, "tenon: cannot write the output: %s\n", strerror(errno));
-    return 1;
-}
-
 int tenon_plugin_main(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+        if (tool_is_help(argv[i])) {
             fputs(usage, stdout);
-            return printed(0);
+            return tool_printed(0);
         }
     if (argc == 2 && strcmp(argv[1], "list") == 0)
-        return printed(list_main());
+        return tool_printed(list_main());
     if (argc == 3 && strcmp(argv[1], "inspect") == 0)
-        return printed(inspect_main(argv[2]));
+        return tool_printed(inspect_main(argv[2]));
     fputs(usage, stderr);
     return 2;
 }

@@ -80,7 +80,7 @@ int tenon_run_main(int argc, char **argv)
     struct tool_args args = { 0 };
     const char *metrics = NULL;
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0) {
+        if (tool_is_help(argv[i])) {
             usage(stdout);
             return TOOL_DONE;
         }

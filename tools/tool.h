@@ -17,6 +17,7 @@ struct tool_args {
     char steps[64];
 };
 
+int tool_is_help(const char *word); /* --help or -h */
 /* Tries argv[*at] as one of: JOB.ini, -n N, --set S.K=V, --steps N. 1: taken (*at is its last word); 0: not one of
  * them; -1: wrong, said on stderr. */
 int tool_arg(struct tool_args *args, int argc, char **argv, int *at);

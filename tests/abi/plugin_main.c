@@ -1,5 +1,5 @@
 /* The command `tenon plugin` alone, for its test. */
-int tenon_plugin_main(int argc, char **argv);
+#include "../../tools/tool.h"
 
 int main(int argc, char **argv)
 {

@@ -28,7 +28,7 @@ class Usage(JobTest):
     TENON = TENON
 
     def test_help(self):
-        for words in (["--help"], ["-h"], ["help"], *([command, "--help"] for command in COMMANDS),
+        for words in (["--help"], ["-h"], ["help"], *([command, word] for command in COMMANDS for word in ("--help", "-h")),
                       ["data", "pack", "--help"], ["run", "job.ini", "--help"]):
             with self.subTest(words):
                 run = self.run_tenon(*words)
@@ -62,9 +62,10 @@ class Usage(JobTest):
                 (["dump", "job.ini", "--after", "model", "--rank"], "--rank needs a value"),
                 (["dump", "job.ini", "--after", "model", "--rank", "one"], "--rank one: not a whole number from 0 on"),
                 (["dump", "job.ini", "--after", "model", "--rank", "1"], "--rank 1: the job has ranks 0 to 0"),
-                (["run", "job.ini", "-n", "0"], "-n 0: not a whole number above 0"),
-                (["run", "job.ini", "-n", "2x"], "-n 2x: not a whole number above 0"),
-                (["run", "job.ini", "--steps", "-5"], "--steps -5: not a whole number above 0"),
+                (["run", "job.ini", "-n", "0"], "-n 0: not a whole number from 1 to 1048576"),
+                (["run", "job.ini", "-n", "2x"], "-n 2x: not a whole number from 1 to 1048576"),
+                (["run", "job.ini", "--steps", "-5"], "--steps -5: not a whole number from 1 to 1000000000000"),
+                (["run", "job.ini", "--steps", "9" * 30], "not a whole number from 1 to 1000000000000"),
                 (["run", "job.ini", "--set", "steps=3"], "'steps=3' names no key; use section.key=value"),
                 (["run", "absent.ini"], "absent.ini: cannot be read: No such file or directory")):
             with self.subTest(words):
@@ -168,6 +169,10 @@ class Check(JobTest):
         """A strategy that is refused for another key is still counted with its size."""
         run = self.run_tenon("check", "job.ini", "-n", "2", *layout(tp=2), *settings(tp={"sequence_parallel": "perhaps"}), code=2)
         self.assertEqual(len(run.stderr.splitlines()), 1, run.stderr)
+
+    def test_named_twice(self):
+        run = self.run_tenon("check", "job.ini", *settings(strategies={"chain": "tp, tp"}), code=2)
+        self.assertEqual(run.stderr, "--set: [strategies] chain: tp is named twice; name it once\n")
 
     def test_size_of_the_world(self):
         for words, message in ((["-n", "3", *layout(tp=2)],
