@@ -252,6 +252,7 @@ void tn_job_check_data(struct tn_job *job)
         return; /* said where the settings were read */
     int64_t vocab = job->model.self ? job->facts.get(&job->facts, "vocab", 0) : INT32_MAX;
     tn_data_open(&data, s, &job->manifest, vocab, &job->diag);
+    tn_data_warn(data, s);
     tn_data_close(data);
 }
 

@@ -387,7 +387,7 @@ int tenon_check_main(int argc, char **argv)
         int taken = 0;
         if (tool_is_help(argv[i])) {
             usage(stdout);
-            return TOOL_DONE;
+            return tool_printed(TOOL_DONE);
         } else if (strcmp(argv[i], "--json") == 0)
             json = 1;
         else if (strcmp(argv[i], "--no-data") == 0)

@@ -96,7 +96,7 @@ static int parse(struct dump_args *args, int argc, char **argv)
         int taken = 1;
         if (tool_is_help(argv[i])) {
             usage(stdout);
-            return TOOL_DONE;
+            return tool_printed(TOOL_DONE);
         } else if (strcmp(argv[i], "--after") == 0)
             taken = (args->stage = tool_value(argc, argv, &i)) ? 1 : -1;
         else if (strcmp(argv[i], "--format") == 0)

@@ -35,7 +35,7 @@ int tenon_version_main(int argc, char **argv)
     if (argc > 1 && !tool_is_help(argv[1]))
         return tool_unknown("version", argv[1], NULL);
     printf("tenon %s (ABI %d.%d)\n", TENON_VERSION, TN_ABI_MAJOR, TN_ABI_MINOR);
-    return TOOL_DONE;
+    return tool_printed(TOOL_DONE);
 }
 
 int main(int argc, char **argv)
@@ -46,7 +46,7 @@ int main(int argc, char **argv)
     }
     if (tool_is_help(argv[1]) || strcmp(argv[1], "help") == 0) {
         usage(stdout);
-        return TOOL_DONE;
+        return tool_printed(TOOL_DONE);
     }
     if (strcmp(argv[1], "--version") == 0)
         return tenon_version_main(1, argv + 1);

@@ -34,6 +34,10 @@ static int run_rank(const struct tool_args *args, const char *metrics, int32_t r
     int32_t me = 0, world = 1;
     tn_launch_joined(&me, &world, error, sizeof error);
     tn_log_setup(me, TN_LOG_WARN);
+    if (args->ranks && args->ranks != ranks) {
+        fprintf(stderr, "tenon: -n %d: the launcher started %d ranks; leave -n out\n", (int)args->ranks, (int)ranks);
+        return TOOL_USAGE;
+    }
     if (tn_job_open(&job, args->manifest, args->overrides, args->n_overrides, ranks)) {
         if (me == 0)
             tn_diag_print(&job.diag, stderr);
@@ -82,7 +86,7 @@ int tenon_run_main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (tool_is_help(argv[i])) {
             usage(stdout);
-            return TOOL_DONE;
+            return tool_printed(TOOL_DONE);
         }
         int taken = 0;
         if (strcmp(argv[i], "--metrics") == 0)

@@ -138,9 +138,11 @@ static void read_ignore(struct tn_data *data, const struct tn_settings *settings
         const char *text = settings->ignore[i];
         char *end;
         long long id = strtoll(text, &end, 10);
-        if (end == text || *end || id < 0 || id >= vocab)
-            tn_diag_add(diag, where, "give token ids with commas between, such as 0, 10",
-                        "'%s' is no token id from 0 to %lld", text, (long long)vocab - 1);
+        if (end == text || *end || id < 0)
+            continue; /* refused where the settings were read */
+        if (id >= vocab)
+            tn_diag_add(diag, where, "give ids of the vocabulary", "'%s' is no token id from 0 to %lld", text,
+                        (long long)vocab - 1);
         else
             data->masked[id >> 3] |= (uint8_t)(1 << (id & 7));
     }
@@ -157,12 +159,8 @@ static void divide(struct tn_data *data, double validation, struct tn_diag *diag
     int64_t all = data->source->tokens, kept = (int64_t)((double)all * validation);
     if (kept > all)
         kept = all;
-    if (samples_in(kept, data->sequence) == 0) {
-        if (validation > 0)
-            tn_log(TN_LOG_WARN, "data: no validation: its share of %g is %lld tokens, and one row needs %lld",
-                   validation, (long long)kept, (long long)data->sequence + 1);
+    if (samples_in(kept, data->sequence) == 0)
         kept = 0;
-    }
     for (int split = 0; split < 2; split++) {
         int64_t tokens = split == TN_SPLIT_TRAIN ? all - kept : kept;
         data->split[split].first = split == TN_SPLIT_TRAIN ? 0 : all - kept;
@@ -211,6 +209,14 @@ void tn_data_open(struct tn_data **out, const struct tn_settings *settings, cons
         return;
     }
     tn_data_close(data);
+}
+
+void tn_data_warn(const struct tn_data *data, const struct tn_settings *settings)
+{
+    if (data && settings->validation > 0 && data->split[TN_SPLIT_VALIDATION].tokens == 0)
+        tn_log(TN_LOG_WARN, "data: no validation: its share of %g is %lld tokens, and one row needs %lld",
+               settings->validation, (long long)((double)data->source->tokens * settings->validation),
+               (long long)data->sequence + 1);
 }
 
 void tn_data_close(struct tn_data *data)

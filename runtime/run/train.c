@@ -391,6 +391,8 @@ static int open_data(struct run *run)
     const struct tn_settings *s = &run->job->settings;
     tn_data_open(&run->data, s, &run->job->manifest, run->job->facts.get(&run->job->facts, "vocab", 0),
                  &run->job->diag);
+    if (run->rank && run->rank->server) /* else our launcher has looked before */
+        tn_data_warn(run->data, s);
     size_t n = (size_t)(s->batch * s->sequence);
     run->tokens = malloc(n * sizeof *run->tokens);
     run->labels = malloc(n * sizeof *run->labels);

@@ -79,7 +79,8 @@ class Usage(JobTest):
     def test_output_that_cannot_be_written(self):
         with open("/dev/full", "w", encoding="ascii") as full:
             for words in (["check", "job.ini"], ["check", "job.ini", "--json"],
-                          ["dump", "job.ini", "--after", "bound"]):
+                          ["dump", "job.ini", "--after", "bound"], ["version"], ["--help"], ["run", "--help"],
+                          ["check", "--help"], ["dump", "--help"]):
                 run = self.run_tenon(*words, code=1, stdout=full)
                 self.assertIn("cannot write the output: No space left on device", run.stderr)
 
@@ -116,6 +117,15 @@ class Check(JobTest):
         self.assertGreater(rank["flops"], 0)
         for traffic in rank["communication"]:
             self.assertEqual(set(traffic), {"axis", "op", "calls", "bytes"})
+
+    def test_little_data(self):
+        """What is too little to validate with is said once, however many ranks find it."""
+        self.write("text/little.txt", "the sun " * 40)
+        little = settings(data={"path": "text/little.txt"})
+        for words in (["check"], ["run"], ["run", *layout(tp=2)]):
+            run = self.run_tenon(words[0], "job.ini", *little, *words[1:])
+            self.assertEqual(run.stderr.count("no validation: its share of 0.05 is 16 tokens, and one row needs 33"), 1,
+                             run.stderr)
 
     def test_data_elsewhere(self):
         elsewhere = settings(data={"path": "nowhere/*.bin"})

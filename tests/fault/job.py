@@ -311,6 +311,12 @@ class Faults(JobTest):
             self.ends(run, 2, seconds=20, expected=[])
             self.assertIn(message, run.stderr)
 
+    def test_ranks_of_the_launcher(self):
+        """-n may say what the launcher says, and nothing else."""
+        run = self.start("run", "job.ini", "-n", "3", *layout(tp=2), env={"RANK": "0", "WORLD_SIZE": "2"})
+        self.ends(run, 2, seconds=20, expected=[])
+        self.assertEqual(run.stderr, "tenon: -n 3: the launcher started 2 ranks; leave -n out\n")
+
     def test_address_is_missing(self):
         run = self.start("run", "job.ini", *layout(tp=2), env={"RANK": "0", "WORLD_SIZE": "2"})
         self.ends(run, 1, seconds=20, expected=[])
