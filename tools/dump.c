@@ -81,11 +81,11 @@ static int read_rank(const char *text, int32_t *rank)
     long n = text ? strtol(text, &end, 10) : -1;
     if (!text)
         return -1;
-    if (!*text || *end || n < 0 || n > INT32_MAX) {
+    if (!*text || *end || n < 0) {
         fprintf(stderr, "tenon: --rank %s: not a whole number from 0 on\n", text);
         return -1;
     }
-    *rank = (int32_t)n;
+    *rank = n > INT32_MAX ? INT32_MAX : (int32_t)n;
     return 1;
 }
 

@@ -47,7 +47,12 @@ static const struct unit duration_units[] = {
 
 enum { LONGEST_WORD = 48 };
 
-/* Edits from a to b: insert, delete, replace, swap of neighbours (optimal string alignment). */
+static int is_same(char a, char b)
+{
+    return tolower((unsigned char)a) == tolower((unsigned char)b);
+}
+
+/* Edits from a to b, whatever their case: insert, delete, replace, swap of neighbours (optimal string alignment). */
 static size_t edit_distance(const char *a, const char *b)
 {
     size_t row[3][LONGEST_WORD + 1], n = strlen(a), m = strlen(b);
@@ -57,12 +62,13 @@ static size_t edit_distance(const char *a, const char *b)
     for (size_t i = 1; i <= n; i++) {
         now[0] = i;
         for (size_t j = 1; j <= m; j++) {
-            size_t best = above[j - 1] + (a[i - 1] != b[j - 1]);
+            size_t best = above[j - 1] + !is_same(a[i - 1], b[j - 1]);
             if (above[j] + 1 < best)
                 best = above[j] + 1;
             if (now[j - 1] + 1 < best)
                 best = now[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < best)
+            if (i > 1 && j > 1 && is_same(a[i - 1], b[j - 2]) && is_same(a[i - 2], b[j - 1]) &&
+                before[j - 2] + 1 < best)
                 best = before[j - 2] + 1;
             now[j] = best;
         }

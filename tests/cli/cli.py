@@ -62,6 +62,7 @@ class Usage(JobTest):
                 (["dump", "job.ini", "--after", "model", "--rank"], "--rank needs a value"),
                 (["dump", "job.ini", "--after", "model", "--rank", "one"], "--rank one: not a whole number from 0 on"),
                 (["dump", "job.ini", "--after", "model", "--rank", "1"], "--rank 1: the job has ranks 0 to 0"),
+                (["dump", "job.ini", "--after", "model", "--rank", "9" * 20], ": the job has ranks 0 to 0"),
                 (["run", "job.ini", "-n", "0"], "-n 0: not a whole number from 1 to 1048576"),
                 (["run", "job.ini", "-n", "2x"], "-n 2x: not a whole number from 1 to 1048576"),
                 (["run", "job.ini", "--steps", "-5"], "--steps -5: not a whole number from 1 to 1000000000000"),

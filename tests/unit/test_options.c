@@ -211,6 +211,7 @@ static void enums(void **state)
 {
     is_int("enum", "blue", 2);
     is_bad("enum", "gren", "is not a choice", "did you mean green? Choices are red, green or blue");
+    is_bad("enum", "RED", "is not a choice", "did you mean red? Choices are red, green or blue");
     is_bad("enum", "magenta", "is not a choice", "use red, green or blue");
     is_bad("enum", "", "is empty", "use red, green or blue");
 }
