@@ -1,6 +1,9 @@
 /* tenon: the command. Looks the sub-command up and hands over; each is one file beside this one. */
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <tenon/plugin.h>
 
@@ -38,8 +41,18 @@ int tenon_version_main(int argc, char **argv)
     return tool_printed(TOOL_DONE);
 }
 
+/* A standard stream that is closed would be the first file opened, and get what is printed. What takes its place can be
+ * used no more than the stream itself. */
+static void keep_standard_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+            exit(TOOL_FAILED);
+}
+
 int main(int argc, char **argv)
 {
+    keep_standard_streams();
     if (argc < 2) {
         usage(stderr);
         return TOOL_USAGE;

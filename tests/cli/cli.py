@@ -265,6 +265,15 @@ class Output(JobTest):
             self.assertEqual(len(re.findall(r"^step \d/3: loss ", run.stderr, re.M)), 3)
             self.assertNotRegex(run.stdout + run.stderr, "[\x1b\r\b]")
 
+    def test_closed_streams(self):
+        """What would go to a stream that is closed goes nowhere else."""
+        for sizes in ({}, {"tp": 2}):
+            for closed in ("1", "2"):
+                run = self.start("run", "job.ini", "--metrics", "metrics", *layout(**sizes),
+                                 preexec_fn=lambda fd=int(closed): os.close(fd))
+                self.assertEqual(run.wait(), 1 if closed == "1" else 0, run.stderr)
+                self.assertEqual([line["step"] for line in self.metrics()], [1, 2, 3])
+
     def test_steps_and_set(self):
         self.run_tenon("run", "job.ini", "--steps", 5, "--metrics", "metrics")
         self.assertEqual([line["step"] for line in self.metrics()], [1, 2, 3, 4, 5])
