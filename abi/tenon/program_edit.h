@@ -102,6 +102,10 @@ struct tn_program_edit_api {
     const struct tn_claim *(*claim)(struct tn_program *p, tn_value v, const char *what, const char *key, uint32_t flags);
     /* The op becomes one of another opcode, of the same inputs and outputs; attributes, names and links stay. */
     void (*set_opcode)(struct tn_program *p, tn_op op, uint32_t opcode);
+    /* [lower] Gradients that resolve has summed along `axis` are summed together, in buckets of at most so many bytes
+     * (one gradient may have more; 0: none are joined), each as soon as its last member is complete. Those that are
+     * summed along further axes too are joined for all of them at once. */
+    void (*join_sums)(struct tn_program *p, int32_t axis, uint64_t bytes);
 };
 
 #ifdef __cplusplus

@@ -1,10 +1,15 @@
-/* Passes on the local program, in the order of the flow: fuse, schedule. Each is one file with one entry. */
+/* Passes on the local program, in the order of the flow: buckets, fuse, schedule. Each is one file with one entry. */
 #ifndef TENON_PASSES_H
 #define TENON_PASSES_H
 
 #include <tenon/strategy.h>
 
 #include "program/ops.h"
+
+/* Requires: a resolved program; most_bytes above 0. Establishes: gradients whose sum goes along `axis`, and perhaps
+ * along others too, are summed together, up to so many bytes, if they go along the same axes. Preserves: all values,
+ * to the bit. */
+void tn_join_sums(struct tn_program *p, int32_t axis, int64_t most_bytes);
 
 /* Requires: on a mesh with an axis of stages, a stage on each op (-1: all run it). Establishes: only the ops that this
  * rank runs are left. */

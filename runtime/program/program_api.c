@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "passes/passes.h"
 #include "passes/resolve.h"
 
 static int good_value(const struct tn_program *p, tn_value v)
@@ -495,6 +496,12 @@ static void api_set_opcode(struct tn_program *p, tn_op op, uint32_t opcode)
         kind->shape(p, op);
 }
 
+static void api_join_sums(struct tn_program *p, int32_t axis, uint64_t bytes)
+{
+    if (good_axis(p, axis) && bytes > 0)
+        tn_join_sums(p, axis, bytes < INT64_MAX ? (int64_t)bytes : INT64_MAX);
+}
+
 static const struct tn_program_edit_api edit_api = {
     .struct_size = sizeof edit_api,
     .at = api_at,
@@ -525,6 +532,7 @@ static const struct tn_program_edit_api edit_api = {
     .value_copy = api_value_copy,
     .claim = api_claim,
     .set_opcode = api_set_opcode,
+    .join_sums = api_join_sums,
 };
 
 const void *tn_program_api_get(const char *id)

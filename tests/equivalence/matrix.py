@@ -85,7 +85,9 @@ def mixed_suite():
     kv = {"gpt.kv_heads": 2}
     uneven = [Layout(1, 2, dp__shares="3, 1"), Layout(2, 2, parts=2, dp__shares="3, 1"),
               Layout(2, 2, "on", dp__shares="1, 3")]
-    buckets = [Layout(1, 2, dp__bucket=0), Layout(1, 2, parts=4, dp__bucket=300), Layout(2, 2, "on", dp__bucket="5K")]
+    buckets = [Layout(1, 2, dp__bucket=0), Layout(1, 2, parts=4, dp__bucket=300), Layout(2, 2, "on", dp__bucket="5K"),
+               Chain("cp", parts=2, cp=2, cp__bucket=0), Chain("dp, cp", dp=2, cp=2, dp__bucket="5K"),
+               Chain("tp, cp, dp", parts=2, tp=2, cp=2, dp=2, tp__sequence_parallel="on", cp__bucket="5K")]
     first = [Layout(2, 2, "on", 4, order="dp, tp"), Layout(4, 2, order="dp, tp")]
     dropout = {"gpt.dropout": 0.2}
     odd_sizes = {"gpt.hidden": 40, "gpt.heads": 4, "gpt.mlp": 72, "gpt.vocab": 61}  # no multiples of dp's alignment

@@ -255,6 +255,28 @@ static void buckets_join_gradients_as_they_complete(void **state)
     small_job_close(&job);
 }
 
+static void sums_along_several_axes_are_joined_at_once(void **state)
+{
+    compile("llama", WITH("cp.bucket=0"), WITH("cp"), SIZES(2), 1);
+    assert_int_equal(step(TN_OP_ALL_REDUCE, "cp"), count_params() + 1); /* + the loss */
+    small_job_close(&job);
+    for (int order = 0; order < 2; order++) {
+        compile("llama", NULL, order ? WITH("cp", "dp") : WITH("dp", "cp"), SIZES(2, 2), 1);
+        assert_int_equal(check_buckets(4 << 20), count_params());
+        assert_int_equal(step(TN_OP_PACK, NULL), 1);
+        assert_int_equal(step(TN_OP_ALL_REDUCE, "cp"), 2);
+        assert_int_equal(step(TN_OP_ALL_REDUCE, "dp"), 2);
+        small_job_close(&job);
+    }
+    /* the norms' weights have a way of their own: tp sums their gradients too */
+    compile("llama", WITH("tp.sequence_parallel=on"), WITH("tp", "cp", "dp"), SIZES(2, 2, 2), 1);
+    assert_int_equal(step(TN_OP_PACK, NULL), 2);
+    assert_int_equal(step(TN_OP_ALL_REDUCE, "cp"), 3);
+    assert_int_equal(step(TN_OP_ALL_REDUCE, "dp"), 3);
+    assert_int_equal(step(TN_OP_ALL_REDUCE, "tp"), 2); /* and the norm of all gradients */
+    small_job_close(&job);
+}
+
 /* Each view shows the part of the bucket where pack put its member, in the member's type. */
 static void views_are_where_pack_puts_them(void **state)
 {
@@ -331,6 +353,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(key_heads_fewer_than_ranks_factor_the_axis),
         cmocka_unit_test(dp_reduces_each_gradient_once),
         cmocka_unit_test(buckets_join_gradients_as_they_complete),
+        cmocka_unit_test(sums_along_several_axes_are_joined_at_once),
         cmocka_unit_test(views_are_where_pack_puts_them),
         cmocka_unit_test(shares_cut_the_batch_unevenly),
         cmocka_unit_test(problems_say_what_would_work),

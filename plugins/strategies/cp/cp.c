@@ -22,6 +22,8 @@ static const struct tn_option options[] = {
      "on each; auto: but for all_to_all, where it is so anyway."},
     {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "regather", "on", 0, 0, NULL,
      "all_gather: gather keys and values again for the backward pass instead of keeping those of all ranks."},
+    {sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "bucket", "4M", 0, 0, NULL,
+     "Gradients are reduced together until they have this many bytes; 0: each by itself."},
 };
 
 static const struct tn_op_definition attention = {
@@ -71,6 +73,7 @@ static tn_status create(const struct tn_host *host, void **self)
     cp->method = (int)host->get_int(host, "method");
     cp->zigzag = (int)host->get_int(host, "zigzag");
     cp->regather = (int)host->get_int(host, "regather");
+    cp->bucket_bytes = (uint64_t)host->get_int(host, "bucket");
     tn_status status = edit && TN_HAS(edit, set_opcode)
                            ? register_ops(cp)
                            : host->fail(host, TN_UNSUPPORTED, "cp needs a host with tn.program_edit/1 with set_opcode");

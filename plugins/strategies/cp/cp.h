@@ -17,6 +17,7 @@ struct cp {
     const struct tn_program_edit_api *edit;
     uint32_t attention, attention_dx; /* opcodes of cp.attention and its gradient */
     int method, zigzag, regather;
+    uint64_t bucket_bytes;            /* of gradients that are reduced together; 0: each by itself */
 };
 
 /* What lower works with: one op at hand, and the indices that its blocks need. */

@@ -1,4 +1,5 @@
-/* cp.lower: cp.attention becomes blocks of attention and what brings the keys of other ranks.
+/* cp.lower: cp.attention becomes blocks of attention and what brings the keys of other ranks; gradients are reduced in
+ * buckets.
  *
  * Requires: a resolved program. Establishes: no op of cp is left. ring.c and gather.c write the ops; here is what they
  * share. Blocks see by index which keys are theirs to see, so each rank's indices are gathered once a step:
@@ -199,7 +200,11 @@ tn_status cp_lower(void *self, struct tn_program *program)
     const struct cp *cp = self;
     const struct tn_program_api *read = cp->read;
     struct lowering l = {.cp = cp, .program = program, .axis = read->axis_find(program, "cp")};
-    if (l.axis < 0 || cp->method == CP_ALL_TO_ALL || read->axis_size(program, l.axis) == 1)
+    if (l.axis < 0 || read->axis_size(program, l.axis) == 1)
+        return TN_OK;
+    if (TN_HAS(cp->edit, join_sums))
+        cp->edit->join_sums(program, l.axis, cp->bucket_bytes);
+    if (cp->method == CP_ALL_TO_ALL)
         return TN_OK;
     l.size = read->axis_size(program, l.axis);
     l.rank = read->axis_coord(program, l.axis);

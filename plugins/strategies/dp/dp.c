@@ -1,5 +1,5 @@
 /* dp: data parallelism. Ranks take shares of the batch; the gradients' type (a sum over the
- * axis) makes resolve reduce them, and bucket.c joins those reductions.
+ * axis) makes resolve reduce them, and lower has those reductions joined.
  *
  * Shares may differ, for ranks of different speed: the loss is divided by the number of
  * target tokens of the whole batch, so the result is the same. */
@@ -8,7 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dp.h"
+#include <tenon/ops.h>
+#include <tenon/plugin.h>
+#include <tenon/strategy.h>
+
+struct dp {
+    const struct tn_host *host;
+    const struct tn_facts_api *facts;
+    const struct tn_program_api *read;
+    const struct tn_program_edit_api *edit;
+    int64_t bucket_bytes; /* 0: each gradient by itself */
+    int64_t *shares;      /* of the batch, by rank of the axis; NULL: equal ones */
+    int32_t n_shares;
+};
 
 static const struct tn_option options[] = {
     {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
@@ -150,13 +162,23 @@ static tn_status place(void *self, struct tn_program *program)
     return TN_OK;
 }
 
+/* Gradients are reduced in buckets, each as soon as its last one is complete. */
+static tn_status lower(void *self, struct tn_program *program)
+{
+    const struct dp *dp = self;
+    int32_t axis = dp->read->axis_find(program, "dp");
+    if (axis >= 0 && TN_HAS(dp->edit, join_sums))
+        dp->edit->join_sums(program, axis, (uint64_t)dp->bucket_bytes);
+    return TN_OK;
+}
+
 static const struct tn_strategy table = {
     .struct_size = sizeof(struct tn_strategy),
     .create = create,
     .destroy = destroy,
     .check = check,
     .place = place,
-    .lower = dp_lower,
+    .lower = lower,
 };
 
 static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
