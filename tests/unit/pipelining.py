@@ -120,6 +120,15 @@ class Timeline(PipelineTest):
                          [["rank", r, "stage", s] for r, s in (("0", "0"), ("0", "2"), ("1", "1"), ("1", "3"))])
         self.assertRegex(self.draw("--format", "timeline", pp__size=2, pp__schedule="zero-bubble").stdout, r"0+a+1+b+A+")
 
+    def test_nobody_waits_for_the_heads_weight_gradient(self):
+        """It comes behind the message to the stage before, but in its own backward pass: the gradient of the logits goes."""
+        text = self.draw("--after", "lower", "--rank", 1, pp__size=2, pp__schedule="zero-bubble").stdout
+        backward = text.split("region backward\n")[1].split("region weight\n")[0].splitlines()
+        sent, = [i for i, line in enumerate(backward) if "= send(" in line or line.strip().startswith("send(")]
+        head, = [i for i, line in enumerate(backward) if "logits.dw" in line]
+        self.assertLess(sent, head)
+        self.assertFalse([line for line in backward if "linear_dw" in line and "logits.dw" not in line])
+
     def test_svg(self):
         import xml.etree.ElementTree as tree
         for schedule, slots in (("1f1b", 2 * 4 * 2), ("interleaved", 2 * 4 * 4), ("zero-bubble", 2 * 4 * 3)):

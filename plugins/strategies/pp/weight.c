@@ -1,16 +1,18 @@
 /* pp: weight gradients that a zero-bubble schedule puts off.
  *
  * Requires: a lowered program. Establishes: ops of the backward region whose results only gradients of params need are
- * in the region weight, in the same order:
+ * in the region weight, in the same order; those of the head are still in the backward region, but at its end:
  *
  *     region backward                                   region backward
- *       dx = linear_dx dy w                               dx = linear_dx dy w
- *       g' = linear_dw x dy g                     =>      ..
- *       ..                                              region weight
+ *       da = linear_dx dz v                               da = linear_dx dz v
+ *       v' = linear_dw a dz v                             dx = linear_dx dy w;  send dx
+ *       dx = linear_dx dy w;  send dx             =>      v' = linear_dw a dz v
+ *       g' = linear_dw x dy g                           region weight
  *                                                         g' = linear_dw x dy g
  *
- * Only ops of layers move: the gradient of the logits, which the head's weight gradient uses, is much larger than any
- * other, and to keep several of it would cost the memory that the schedule promises. */
+ * So no stage waits for the head's weight gradient, and the gradient of the logits, which it uses, is kept for one
+ * micro-batch only: it is much larger than any other, and to keep several would cost the memory that the schedule
+ * promises. */
 #include "pp.h"
 
 #include <string.h>
@@ -22,16 +24,18 @@ struct putting_off {
     struct tn_program *program;
     tn_op *ops; /* in program order */
     uint32_t n;
+    uint32_t head;  /* how many of the first are before the backward pass of the layers */
     tn_op step;     /* the first of its region */
-    uint8_t *use;    /* by value: how it is used */
-    uint8_t *moves;  /* by place in ops */
+    uint8_t *use;   /* by value: how it is used */
+    uint8_t *moves; /* by place in ops */
 };
 
-static int may_move(const struct putting_off *w, const struct tn_op_info *op)
+/* What stands behind the layers is the embedding's: all that the first stage has of the backward pass serves it. */
+static int may_move(const struct putting_off *w, uint32_t place, const struct tn_op_info *op)
 {
     int serves = 0;
-    if (op->region != TN_REGION_BACKWARD || op->layer < 0 || op->stage < 0 || op->opcode == TN_OP_SEND ||
-        op->opcode == TN_OP_RECV)
+    if (op->region != TN_REGION_BACKWARD || op->stage < 0 || (op->layer < 0 && place >= w->head) ||
+        op->opcode == TN_OP_SEND || op->opcode == TN_OP_RECV)
         return 0;
     for (uint32_t i = 0; i < op->n_out; i++) {
         struct tn_value_info out;
@@ -49,7 +53,7 @@ static void choose(struct putting_off *w)
     for (uint32_t i = w->n; i-- > 0;) {
         struct tn_op_info op;
         pp_op(w->pp, w->program, w->ops[i], &op);
-        w->moves[i] = (uint8_t)may_move(w, &op);
+        w->moves[i] = (uint8_t)may_move(w, i, &op);
         for (uint32_t k = 0; k < op.n_in; k++)
             w->use[op.in[k]] |= w->moves[i] || op.region == TN_REGION_STEP ? USED : USED | STAYS;
     }
@@ -62,6 +66,8 @@ static void list(struct putting_off *w)
         pp_op(w->pp, w->program, op, &info);
         if (info.region == TN_REGION_STEP && !w->step)
             w->step = op;
+        if (info.region == TN_REGION_BACKWARD && info.layer >= 0 && !w->head)
+            w->head = w->n;
         w->ops[w->n++] = op;
     }
 }
@@ -83,11 +89,13 @@ tn_status pp_put_off_weights(const struct pp *pp, struct tn_program *program)
         w.moves = w.use + values;
         list(&w);
         choose(&w);
-        for (uint32_t i = 0; i < w.n; i++)
-            if (w.moves[i]) {
+        for (uint32_t i = 0; i < w.n; i++) {
+            if (!w.moves[i])
+                continue;
+            if (i >= w.head)
                 pp->edit->set_region(program, w.ops[i], TN_REGION_WEIGHT);
-                pp->edit->op_move(program, w.ops[i], w.step);
-            }
+            pp->edit->op_move(program, w.ops[i], w.step);
+        }
     }
     host->release(host, w.ops);
     host->release(host, w.use);
