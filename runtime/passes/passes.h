@@ -21,8 +21,8 @@ void tn_fuse(struct tn_program *p);
 
 /* Requires: the local program. Establishes, in the empty program `flat`: the ops of one whole step in the order they
  * run, each micro-batch's by themselves (values "name@m" where there are several); accumulators chained through the
- * micro-batches; communication of the step region right after what it needs. `slots` NULL: forward and backward of
- * each micro-batch in turn. */
+ * micro-batches; communication of the step region right after what it needs; what a slot receives from other stages
+ * ahead of the slot before it. `slots` NULL: forward and backward of each micro-batch in turn. */
 void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t micro_batches,
                  const struct tn_slot *slots, uint32_t n_slots);
 

@@ -7,6 +7,7 @@
  *
  * The first micro-batch has nothing to add to, so that accumulators need no zeros. */
 #include "passes/passes.h"
+#include "passes/timeline.h"
 #include "program/program_text.h"
 
 #include <stdlib.h>
@@ -16,6 +17,7 @@ struct scheduler {
     const struct tn_program *p;
     struct tn_program *flat;
     int32_t micro_batches;
+    int32_t stages;   /* the axis of stages if there are slots, or -1 */
     tn_value *once;   /* by value: its only copy */
     tn_value *micro;  /* by micro-batch and value */
     tn_value *root;   /* by value: the empty accumulator that its chain of updates starts at, or 0 */
@@ -119,24 +121,48 @@ static void copy_op(struct scheduler *s, tn_op op, int32_t micro)
     }
 }
 
+/* What other stages send to this one. */
+static int is_arrival(const struct scheduler *s, tn_op op)
+{
+    return s->p->ops[op].opcode == TN_OP_RECV && tn_region_per_micro(s->p->ops[op].region) &&
+           tn_attr_i(s->p, op, "axis", 0) == s->stages;
+}
+
 /* stage -1: of all stages. `all`: those of no stage as well. */
 static void run_region(struct scheduler *s, uint32_t region, int32_t stage, int all, int32_t micro)
 {
     for TN_EACH_OP(s->p, op) {
         const struct tn_op_data *o = &s->p->ops[op];
-        if (o->region != region || (o->stage < 0 ? !all : stage >= 0 && o->stage != stage))
+        if (o->region != region || (o->stage < 0 ? !all : stage >= 0 && o->stage != stage) || is_arrival(s, op))
             continue;
         copy_op(s, op, micro);
         s->runs[op]++;
     }
 }
 
+static void start_arrivals(struct scheduler *s, const struct tn_slot *slot)
+{
+    for TN_EACH_OP(s->p, op) {
+        const struct tn_op_data *o = &s->p->ops[op];
+        if (o->region != slot->region || o->stage != slot->stage || !is_arrival(s, op))
+            continue;
+        copy_op(s, op, slot->micro);
+        s->runs[op]++;
+    }
+}
+
+/* What a slot needs of other stages is under way while the slot before it runs. All of it stays in the order of the
+ * slots, in which the others send it. */
 static void run_slots(struct scheduler *s, const struct tn_slot *slots, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t later = i + 1;
         while (later < n && (slots[later].region != slots[i].region || slots[later].micro != slots[i].micro))
             later++;
+        if (i == 0)
+            start_arrivals(s, &slots[i]);
+        if (i + 1 < n)
+            start_arrivals(s, &slots[i + 1]);
         run_region(s, slots[i].region, slots[i].stage, later == n, slots[i].micro);
     }
 }
@@ -250,7 +276,8 @@ void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t mi
     flat->n_parts = p->n_parts;
     if (!slots_fit(flat, micro_batches, slots, n_slots))
         return;
-    struct scheduler s = { .p = p, .flat = flat, .micro_batches = micro_batches };
+    struct scheduler s = { .p = p, .flat = flat, .micro_batches = micro_batches,
+                           .stages = slots ? tn_stage_axis(p->mesh) : -1 };
     tn_value *tables = calloc(n * (size_t)(micro_batches + 4) + p->n_ops + 1, sizeof *tables);
     if (!tables) {
         tn_program_error(flat, 0, "out of memory for %d micro-batches", micro_batches);

@@ -7,6 +7,7 @@ A stage's activations of one micro-batch are what gpipe needs more for each. All
 stays until the next message on the same way, which is the slack: a few messages of [batch, sequence, hidden]."""
 import json
 import os
+import re
 import sys
 import unittest
 
@@ -119,6 +120,20 @@ class Timeline(PipelineTest):
         self.assertEqual([row[:17].split() for row in rows[:4]],
                          [["rank", r, "stage", s] for r, s in (("0", "0"), ("0", "2"), ("1", "1"), ("1", "3"))])
         self.assertRegex(self.draw("--format", "timeline", pp__size=2, pp__schedule="zero-bubble").stdout, r"0+a+1+b+A+")
+
+    def test_messages_are_under_way_before_they_are_needed(self):
+        """But for the first slot's: between the start of a receive and its first use stands the work of a slot."""
+        for schedule, size in (("1f1b", 3), ("gpipe", 3), ("interleaved", 2), ("zero-bubble", 3)):
+            lines = self.draw("--after", "schedule", "--rank", 1, pp__size=size, pp__schedule=schedule).stdout.splitlines()
+            ahead = []
+            for i, line in enumerate(lines):
+                if "= recv(" not in line:
+                    continue
+                name = line.split(":")[0].split()[-1]
+                use = next(k for k in range(i + 1, len(lines)) if re.search(r"[(: ]%s[,)]" % re.escape(name), lines[k]))
+                ahead.append(any(" = attention" in line or " = linear_dw" in line for line in lines[i + 1:use]))
+            self.assertGreater(len(ahead), 6)
+            self.assertEqual((ahead[0], set(ahead[1:])), (False, {True}), (schedule, ahead))
 
     def test_nobody_waits_for_the_heads_weight_gradient(self):
         """It comes behind the message to the stage before, but in its own backward pass: the gradient of the logits goes."""
