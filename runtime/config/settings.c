@@ -279,6 +279,15 @@ static void check_optimizer(const struct tn_settings *s, const struct tn_manifes
                     s->decay_share, (long long)s->steps);
 }
 
+/* Whoever says when to save must not find out after days that nothing was. */
+static void check_checkpoint(const struct tn_settings *s, const struct tn_manifest *m, struct tn_diag *diag)
+{
+    const char *key = s->checkpoint_every > 0 ? "every" : s->checkpoint_minutes > 0 ? "minutes" : NULL;
+    if (key && !*s->checkpoint_folder)
+        tn_diag_add(diag, tn_manifest_where(m, "checkpoint", key), "set [checkpoint] folder too, or remove it",
+                    "nothing is saved without a folder");
+}
+
 static void check_plugins(const struct tn_settings *s, const struct tn_manifest *m, struct tn_diag *diag)
 {
     const struct { const char *section, *key, *value; } named[] = {
@@ -306,6 +315,7 @@ void tn_settings_read(struct tn_settings *settings, struct tn_manifest *m, struc
     take_plugins(settings);
     check_data(settings, m, diag);
     check_optimizer(settings, m, diag);
+    check_checkpoint(settings, m, diag);
     check_plugins(settings, m, diag);
 }
 

@@ -459,6 +459,11 @@ class Check(CheckpointTest):
         self.refused(r"folder: .*run1/latest/state\.json")
         self.matches(r"run1/latest/state\.json", self.train("run1", 1, code=2).stderr)
 
+    def test_no_folder(self):
+        for key, value in (("every", 5), ("minutes", 0.5)):
+            self.refused(r"\[checkpoint\] %s: nothing is saved without a folder; set \[checkpoint\] folder too" % key,
+                         *settings(checkpoint={"folder": "", key: value}))
+
     def test_folder_that_cannot_be_made(self):
         self.write("run1", "a file")
         for folder in ("run1", "run1/inside", "run1/a/b"):
