@@ -5,6 +5,7 @@ that are never left behind; memory that is really free.
 usage: offload.py TENON [unittest options]"""
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -95,6 +96,10 @@ class Budget(MemoryTest):
         late = self.peak(*DEEP, *chain("offload", offload={"min_size": 0, "prefetch": 0}))
         self.assertLess(late, all_away)  # what is fetched ahead takes memory, which keep gives up if it must
         self.assertEqual(self.peak(*DEEP, *chain("offload", offload={"keep": late, "min_size": 0})), late)
+        few = self.run_tenon("check", "job.ini", *DEEP, *chain("offload", offload={"keep": "4K", "min_size": 0}), code=2).stderr
+        self.matches(r"\[offload\] keep: is too little: with all away that may go the device needs \d+\.\d MiB", few)
+        enough = re.search(r"give (\d+K) or more", few).group(1)
+        self.assertLessEqual(self.peak(*DEEP, *chain("offload", offload={"keep": enough, "min_size": 0})), int(enough[:-1]) * 1024)
 
     def test_share_tags_and_size_say_what_moves(self):
         def bytes_of(**options):

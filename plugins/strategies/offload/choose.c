@@ -217,17 +217,29 @@ static uint32_t share_of(const struct choosing *c)
     return n;
 }
 
-/* Whether the device needs at most `bytes` with the first n away. */
-static int fits(const struct choosing *c, uint32_t n, int32_t prefetch, int64_t bytes)
+/* Bytes that the device needs with the first n away; more than any keep if that cannot be said. */
+static int64_t peak_with(const struct choosing *c, uint32_t n, int32_t prefetch)
 {
     const struct offload *o = c->o;
     const struct moved moved = {.list = c->list, .n = n, .prefetch = prefetch};
     struct tn_program *trial = o->plan->copy(c->program);
     if (!trial)
-        return 0;
+        return INT64_MAX;
     int64_t peak = offload_move(o, trial, &moved) == TN_OK ? o->plan->peak(o->host, trial, 0) : -1;
     o->plan->drop(trial);
-    return peak >= 0 && peak <= bytes;
+    return peak >= 0 ? peak : INT64_MAX;
+}
+
+/* What [device] memory asks for and cannot be had is said where that is checked. */
+static void refuse_keep(const struct choosing *c, int64_t least)
+{
+    char what[160], fix[80];
+    if (c->o->keep == OFFLOAD_BUDGET || least == INT64_MAX || !trains(c))
+        return;
+    snprintf(what, sizeof what, "is too little: with all away that may go the device needs %.1f MiB",
+             (double)least / 1048576);
+    snprintf(fix, sizeof fix, "give %lldK or more, or auto for [device] memory", (long long)(least + 1023) / 1024);
+    c->o->host->problem(c->o->host, "keep", what, fix);
 }
 
 /* The fewest, to within a 64th of all; without prefetch if all are not enough with it. */
@@ -235,17 +247,20 @@ static void take_fewest(const struct choosing *c, int64_t bytes, struct moved *m
 {
     uint32_t low = 0, high = c->n; /* low does not fit, high does */
     moved->n = 0;
-    if (c->n == 0 || fits(c, low, moved->prefetch, bytes))
+    if (peak_with(c, low, moved->prefetch) <= bytes)
         return;
     moved->n = high;
-    if (!fits(c, high, moved->prefetch, bytes)) {
+    if (peak_with(c, high, moved->prefetch) > bytes) {
         moved->prefetch = 0;
-        if (!fits(c, high, 0, bytes))
-            return; /* the most that it can do */
+        int64_t least = peak_with(c, high, 0);
+        if (least > bytes) {
+            refuse_keep(c, least);
+            return;
+        }
     }
     while (high - low > 1 + c->n / 64) {
         uint32_t middle = low + (high - low) / 2;
-        if (fits(c, middle, moved->prefetch, bytes))
+        if (peak_with(c, middle, moved->prefetch) <= bytes)
             high = middle;
         else
             low = middle;
