@@ -254,7 +254,7 @@ static int check_leftovers(const struct loopback *lb, const char *test)
     return files + sockets > 0;
 }
 
-int world_run(const struct world *w, const char *test, int32_t n, test_fn *fn)
+int world_run(struct world *w, const char *test, int32_t n, test_fn *fn)
 {
     struct loopback *lb = loopback_create(n);
     struct seat *seats = calloc(MAX_RANKS, sizeof *seats);
@@ -262,6 +262,9 @@ int world_run(const struct world *w, const char *test, int32_t n, test_fn *fn)
         abort();
     loopback_hosts(lb, w->hosts);
     int failed = w->use_threads ? run_threads(seats, w, test, lb, n, fn) : run_processes(seats, w, test, lb, n, fn);
+    uint32_t count;
+    for (uint32_t i = 0; i < 2; i++)
+        w->words[i] = atomic_load(&loopback_words(lb, &count)[FIRST_WORD + i]);
     failed += check_leftovers(lb, test);
     free(seats);
     loopback_destroy(lb);

@@ -49,10 +49,11 @@ struct world {
     int use_threads;
     int expect_killed; /* this rank is meant to be killed; -1: none; ANY_RANK: any may be */
     double limit_s;
+    uint64_t words[2]; /* the first of shared_word, as the last run left them */
 };
 
 /* Creates, inits and makes r->world, runs fn, destroys, on n ranks. Returns the failed ranks. */
-int world_run(const struct world *w, const char *test, int32_t n, test_fn *fn);
+int world_run(struct world *w, const char *test, int32_t n, test_fn *fn);
 
 /* The same as one rank of n that a launcher started; they meet in `file`. Returns whether it failed. */
 int world_join(const struct world *w, const char *test, const char *file, int32_t rank, int32_t n, test_fn *fn);
