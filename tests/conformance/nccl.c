@@ -1,5 +1,5 @@
 /* nccl where there is a GPU: alone in its group, every operation, dtype and size, through GPU memory; many groups, made
- * by id and by split; an abort. The suite itself reads what mem_alloc gives, which a processor cannot do here.
+ * by id and by split; operations started together; an abort. The suite itself reads what mem_alloc gives, which a processor cannot do here.
  *
  *     nccl NCCL.so      77, with a line that says why, where there is no GPU */
 #include <stdio.h>
@@ -73,6 +73,22 @@ static void run_messages(struct tn_comm *c, char *gpu, char *sent, char *got)
     CHECK(memcmp(sent, got, MOST) == 0);
 }
 
+/* What is started together is done together. */
+static void run_together(struct tn_comm *c, char *gpu, char *sent, char *got)
+{
+    enum { N = 8, BYTES = 4096 };
+    struct tn_request *q[N + 1];
+    CHECK(cudaMemcpy(gpu, sent, N * BYTES, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMemset(gpu + MOST, 0, N * BYTES) == cudaSuccess && t->group_start(self) == TN_OK);
+    for (int i = 0; i < N; i++)
+        CHECK(call(c, i % 6, gpu + i * BYTES, gpu + MOST + i * BYTES, BYTES / 4, TN_F32, &q[i]) == TN_OK);
+    CHECK(t->barrier(c, NULL, &q[N]) == TN_OK && t->group_end(self) == TN_OK);
+    for (int i = N; i >= 0; i--)
+        CHECK(t->wait(q[i], SECONDS(20)) == TN_OK);
+    CHECK(cudaMemcpy(got, gpu + MOST, N * BYTES, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(memcmp(sent, got, N * BYTES) == 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct tn_plugin *plugin = argc > 1 ? plainhost_load(argv[1], TN_PLUGIN_COLLECTIVE) : NULL;
@@ -100,10 +116,12 @@ int main(int argc, char **argv)
     run_all(c, gpu, sent, got);
     run_all(twin, gpu, sent, got);
     run_messages(c, gpu, sent, got);
+    run_together(c, gpu, sent, got);
     CHECK(t->barrier(c, NULL, &q) == TN_OK && t->wait(q, SECONDS(20)) == TN_OK);
     CHECK(t->all_reduce(c, sent, got, 4, TN_F32, TN_RED_SUM, NULL, &q) == TN_INVALID); /* not in GPU memory */
     t->comm_abort(c);
     CHECK(t->barrier(c, NULL, &q) == TN_ABORTED);
+    run_all(twin, gpu, sent, got); /* which goes on */
     for (int i = 0; i < 20; i++) {
         struct tn_comm *passing;
         CHECK(t->comm_create(self, "passing", &me, 1, SECONDS(60), &passing) == TN_OK);

@@ -172,7 +172,7 @@ static void run_unknown(struct rank *r, const struct setting *s, struct buffers 
 
 static int is_applicable(const struct rank *r, const struct setting *s)
 {
-    if (is_reduction(s) && !(r->caps.dtypes >> s->dtype & 1))
+    if (is_reduction(s) && !(r->caps.dtypes >> s->dtype & 1 && value_is_reduced(s->dtype)))
         return 0;
     if (s->in_place && s->op == ALL_TO_ALL)
         return 0;

@@ -89,11 +89,16 @@ static int64_t integer(float f)
     return (int64_t)(f * 1000);
 }
 
+int value_is_reduced(uint32_t dtype)
+{
+    return dtype != TN_F16 && dtype != TN_U8 && dtype != TN_I8;
+}
+
 void value_store(void *to, uint32_t dtype, int fill, int32_t rank, uint64_t index, uint64_t salt)
 {
     float f = number(fill, rank, index, salt);
     uint64_t bits = mix(index + ((uint64_t)rank << 32) + salt);
-    if (dtype == TN_F16 || dtype == TN_U8 || dtype == TN_I8)
+    if (!value_is_reduced(dtype))
         memcpy(to, &bits, dtype_bytes(dtype)); /* only copied */
     else
         store(to, dtype, f, f, integer(f));

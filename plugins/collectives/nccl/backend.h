@@ -15,12 +15,12 @@
 #include <tenon/plugin.h>
 
 enum { NAME_BYTES = 32, PIECES = 256, NAP_NS = 20 * 1000, LOOK_NS = 50 * 1000 * 1000 };
+#define END_NS UINT64_C(5000000000) /* for a communicator to come to rest */
 
 struct tn_request {
     struct tn_comm *comm;
     struct tn_request *next, *next_made;
     cudaEvent_t done;
-    int is_begun;               /* the event stands behind it */
     uint32_t op, dtype, red;
     int32_t peer;
     const void *send;
@@ -39,7 +39,8 @@ struct tn_comm {
     cudaStream_t stream, message_stream;
     void *word;                 /* GPU memory, for barriers */
     void *handles[PIECES];      /* of registered memory */
-    struct tn_request *made, *unused, *waiting; /* waiting: messages that have not begun, newest first */
+    struct tn_request *made, *unused;
+    struct tn_request *messages_due, *due; /* have not begun: messages, others of an open group; newest first */
     uint64_t number;
     atomic_int aborted;         /* asked for, by any thread */
     tn_status failed;
@@ -50,7 +51,7 @@ struct tn_comm {
 struct nccl {
     const struct tn_host *host;
     struct tn_bootstrap bootstrap;
-    int device, is_up;
+    int device, is_up, is_grouping;
     uint64_t next_look_ns;
     struct tn_comm *comms;
     struct times { uint64_t key; uint32_t times; struct times *next; } *times;
@@ -78,6 +79,8 @@ int nccl_is_aborted(struct tn_comm *c);
 
 /* ops.c */
 tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **r);
+tn_status nccl_group_start(void *self);
+tn_status nccl_group_end(void *self);
 tn_status nccl_test(struct tn_request *r);
 tn_status nccl_wait_for(struct tn_request *r, uint64_t timeout_ns);
 void nccl_progress(void *self);

@@ -49,59 +49,91 @@ static tn_status check_ranks(const struct nccl *b, const int32_t *ranks, int32_t
     return TN_OK;
 }
 
-static tn_status share_id(struct tn_comm *c, ncclUniqueId *id, uint64_t deadline_ns)
+/* What another member puts. */
+static tn_status await(struct tn_comm *c, const char *key, void *data, uint32_t bytes, uint64_t deadline_ns)
 {
-    struct nccl *b = c->nccl;
-    const struct tn_bootstrap *boot = &b->bootstrap;
-    char key[48];
-    snprintf(key, sizeof key, "nccl/%016" PRIx64, c->key);
-    if (c->me == 0) {
-        ncclResult_t result = ncclGetUniqueId(id);
-        if (result != ncclSuccess)
-            return b->host->fail(b->host, TN_ERROR, "nccl: making group %s: %s", c->name, ncclGetErrorString(result));
-        return boot->put(boot->ctx, key, id, sizeof *id) >= 0
-                   ? TN_OK : b->host->fail(b->host, TN_ERROR, "nccl: making group %s: the bootstrap failed", c->name);
-    }
+    const struct tn_bootstrap *boot = &c->nccl->bootstrap;
     for (;;) {
-        uint32_t bytes = sizeof *id;
-        tn_status status = boot->get(boot->ctx, key, id, &bytes);
-        if (status == TN_OK)
-            return TN_OK;
-        int died = boot->poll(boot->ctx) == TN_PEER;
-        if (status != TN_PENDING || died || nccl_now_ns() >= deadline_ns)
-            return b->host->fail(b->host, died ? TN_PEER : TN_TIMEOUT, "nccl: making group %s: rank %d has not come",
-                                 c->name, (int)c->ranks[0]);
+        uint32_t got = bytes;
+        tn_status status = boot->get(boot->ctx, key, data, &got);
+        if (status != TN_PENDING)
+            return status;
+        if (boot->poll(boot->ctx) == TN_PEER)
+            return TN_PEER;
+        if (nccl_now_ns() >= deadline_ns)
+            return TN_TIMEOUT;
         nccl_nap();
     }
 }
 
-/* One of the same members that lives, to split from. */
-static const struct tn_comm *find_twin(const struct tn_comm *c)
+/* Member 0 makes the id when all others are there, for NCCL cannot be told that somebody comes later. */
+static tn_status meet(struct tn_comm *c, ncclUniqueId *id, uint64_t deadline_ns)
 {
-    for (const struct tn_comm *other = c->nccl->comms; other; other = other->next)
+    struct nccl *b = c->nccl;
+    const struct tn_bootstrap *boot = &b->bootstrap;
+    char key[48], there[64], byte = 0;
+    tn_status status = TN_OK;
+    snprintf(key, sizeof key, "nccl/%016" PRIx64, c->key);
+    if (c->me > 0) {
+        snprintf(there, sizeof there, "%s/%d", key, (int)c->me);
+        status = boot->put(boot->ctx, there, &byte, 1);
+        status = status < 0 ? status : await(c, key, id, sizeof *id, deadline_ns);
+        return status == TN_OK ? TN_OK : b->host->fail(b->host, status, "nccl: making group %s: not all of its members "
+                                                       "have come", c->name);
+    }
+    for (int32_t i = 1; i < c->n; i++) {
+        snprintf(there, sizeof there, "%s/%d", key, (int)i);
+        status = await(c, there, &byte, 1, deadline_ns);
+        if (status != TN_OK)
+            return b->host->fail(b->host, status, "nccl: making group %s: rank %d has not come", c->name,
+                                 (int)c->ranks[i]);
+    }
+    ncclResult_t result = ncclGetUniqueId(id);
+    if (result != ncclSuccess)
+        return b->host->fail(b->host, TN_ERROR, "nccl: making group %s: %s", c->name, ncclGetErrorString(result));
+    status = boot->put(boot->ctx, key, id, sizeof *id);
+    return status >= 0 ? TN_OK : b->host->fail(b->host, status, "nccl: making group %s: the bootstrap failed", c->name);
+}
+
+/* One of the same members that lives, to split from. */
+static struct tn_comm *find_twin(const struct tn_comm *c)
+{
+    for (struct tn_comm *other = c->nccl->comms; other; other = other->next)
         if (other->n == c->n && !other->failed && memcmp(other->ranks, c->ranks, (size_t)c->n * sizeof *c->ranks) == 0)
             return other;
     return NULL;
 }
 
-static tn_status connect(struct tn_comm *c, uint64_t deadline_ns)
+static tn_status fail(const struct tn_comm *c, tn_status status, const char *why)
+{
+    return c->nccl->host->fail(c->nccl->host, status, "nccl: making group %s: %s", c->name, why);
+}
+
+/* A split that somebody does not join would keep the twin busy for ever: it fails. */
+static tn_status split(struct tn_comm *c, struct tn_comm *twin, ncclConfig_t *config, uint64_t deadline_ns)
+{
+    tn_status status;
+    ncclResult_t result = ncclCommSplit(twin->collectives, 0, c->me, &c->collectives, config);
+    const char *why = nccl_settle(c->nccl, twin->collectives, result, deadline_ns, &status);
+    if (!why)
+        return TN_OK;
+    (void)nccl_fail_comm(twin, NULL, status, why);
+    return fail(c, status, why);
+}
+
+static tn_status connect(struct tn_comm *c, struct times *times, uint64_t deadline_ns)
 {
     struct nccl *b = c->nccl;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    const struct tn_comm *twin = find_twin(c);
-    tn_status status = TN_OK;
-    const char *why;
+    struct tn_comm *twin = find_twin(c);
+    ncclUniqueId id;
+    const char *why = NULL;
     config.blocking = 0;
-    config.splitShare = 1;
-    if (twin) {
-        ncclResult_t result = ncclCommSplit(twin->collectives, 0, c->me, &c->collectives, &config);
-        ncclComm_t at_work = result == ncclInProgress && !c->collectives ? twin->collectives : c->collectives;
-        why = nccl_settle(b, at_work, result, deadline_ns, &status);
-    } else {
-        ncclUniqueId id;
-        status = share_id(c, &id, deadline_ns);
-        if (status != TN_OK)
-            return status;
+    tn_status status = twin ? split(c, twin, &config, deadline_ns) : meet(c, &id, deadline_ns);
+    if (status != TN_OK)
+        return status;
+    times->times++; /* whatever comes of it, the id is used up */
+    if (!twin) {
         ncclResult_t result = ncclCommInitRankConfig(&c->collectives, c->n, id, c->me, &config);
         why = nccl_settle(b, c->collectives, result, deadline_ns, &status);
     }
@@ -109,7 +141,7 @@ static tn_status connect(struct tn_comm *c, uint64_t deadline_ns)
         ncclResult_t result = ncclCommSplit(c->collectives, 0, c->me, &c->messages, &config);
         why = nccl_settle(b, c->collectives, result, deadline_ns, &status);
     }
-    return why ? b->host->fail(b->host, status, "nccl: making group %s: %s", c->name, why) : TN_OK;
+    return why ? fail(c, status, why) : TN_OK;
 }
 
 static tn_status make_streams(struct tn_comm *c)
@@ -143,10 +175,14 @@ static void free_comm(struct tn_comm *c)
     host->release(host, c);
 }
 
-static void drop(ncclComm_t comm)
+/* What was waited for is done; a communicator that does not come to rest is aborted. */
+static void end(struct nccl *b, ncclComm_t comm)
 {
-    if (comm)
-        ncclCommAbort(comm); /* frees at once; what was waited for is done */
+    tn_status status;
+    if (comm && nccl_settle(b, comm, ncclCommFinalize(comm), nccl_deadline_after(END_NS), &status))
+        ncclCommAbort(comm);
+    else if (comm)
+        ncclCommDestroy(comm);
 }
 
 tn_status nccl_comm_create(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
@@ -175,14 +211,15 @@ tn_status nccl_comm_create(void *self, const char *name, const int32_t *ranks, i
     snprintf(c->name, sizeof c->name, "%s", name ? name : "");
     status = make_streams(c);
     if (status == TN_OK)
-        status = connect(c, nccl_deadline_after(timeout_ns));
+        status = connect(c, times, nccl_deadline_after(timeout_ns));
     if (status != TN_OK) {
-        drop(c->messages);
-        drop(c->collectives);
+        if (c->messages)
+            ncclCommAbort(c->messages);
+        if (c->collectives)
+            ncclCommAbort(c->collectives);
         free_comm(c);
         return status;
     }
-    times->times++;
     c->next = b->comms;
     b->comms = c;
     for (int i = 0; i < PIECES; i++)
@@ -203,8 +240,8 @@ void nccl_comm_destroy(struct tn_comm *c)
     for (int i = 0; i < PIECES; i++)
         if (c->handles[i] && !c->failed)
             ncclCommDeregister(c->collectives, c->handles[i]);
-    drop(c->messages);
-    drop(c->collectives);
+    end(c->nccl, c->messages);
+    end(c->nccl, c->collectives);
     free_comm(c);
 }
 

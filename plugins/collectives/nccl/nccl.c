@@ -1,9 +1,10 @@
 /* nccl: collectives among GPUs by NCCL.
  *
  * A rank has one GPU, that of its place on the host. A group is a communicator: the first of its members by an id that
- * member 0 puts into the bootstrap, further ones of the same members by split of that. Collectives of a group are one
- * stream; a request is an event behind its operation. Messages have a communicator and a stream of their own and start
- * together, when somebody first waits: NCCL would else run a send before the receive that its peer's send waits for.
+ * member 0 puts into the bootstrap, further ones of the same members by split of that, sharing nothing, for an abort of
+ * one would end the other. Collectives of a group are one stream; a request is an event behind its operation. What
+ * stands between group_start and group_end is one launch. Messages have a communicator and a stream of their own and
+ * start together, when somebody first waits: NCCL would else run a send before the receive that its peer's send waits for.
  * Memory from mem_alloc is registered with every communicator.
  *
  * Sums are in NCCL's order, which is the same on all members and from run to run of one layout. Buffers must be in GPU
@@ -238,6 +239,8 @@ static const struct tn_collective table = {
     .comm_destroy = nccl_comm_destroy,
     .comm_abort = nccl_comm_abort,
     TN_CALL_ENTRIES(nccl_call),
+    .group_start = nccl_group_start,
+    .group_end = nccl_group_end,
     .test = nccl_test,
     .wait = nccl_wait_for,
     .progress = nccl_progress,

@@ -79,6 +79,18 @@ static ncclResult_t begin(struct tn_request *r)
     ncclDataType_t type = nccl_dtypes[r->dtype];
     ncclRedOp_t red = r->red == TN_RED_MAX ? ncclMax : ncclSum;
     switch (r->op) {
+    case TN_CALL_BARRIER:
+        return ncclAllReduce(c->word, c->word, 1, ncclInt32, ncclMax, c->collectives, c->stream);
+    case TN_CALL_SEND:
+        return ncclSend(r->send, r->count, type, r->peer, c->messages, c->message_stream);
+    case TN_CALL_RECV:
+        return ncclRecv(r->recv, r->count, type, r->peer, c->messages, c->message_stream);
+    default:
+        break;
+    }
+    if (r->count == 0)
+        return ncclSuccess;
+    switch (r->op) {
     case TN_CALL_ALL_REDUCE:
         return ncclAllReduce(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
     case TN_CALL_ALL_GATHER:
@@ -87,28 +99,18 @@ static ncclResult_t begin(struct tn_request *r)
         return ncclReduceScatter(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
     case TN_CALL_ALL_TO_ALL:
         return exchange(r, type);
-    case TN_CALL_BROADCAST:
-        return ncclBroadcast(r->send, r->recv, r->count, type, r->peer, c->collectives, c->stream);
     default:
-        return ncclAllReduce(c->word, c->word, 1, ncclInt32, ncclMax, c->collectives, c->stream);
+        return ncclBroadcast(r->send, r->recv, r->count, type, r->peer, c->collectives, c->stream);
     }
 }
 
-static ncclResult_t message(struct tn_request *r)
-{
-    const struct tn_comm *c = r->comm;
-    ncclDataType_t type = nccl_dtypes[r->dtype];
-    return r->op == TN_CALL_SEND ? ncclSend(r->send, r->count, type, r->peer, c->messages, c->message_stream)
-                            : ncclRecv(r->recv, r->count, type, r->peer, c->messages, c->message_stream);
-}
-
-/* All messages that wait, as one group: each may need another one of it to have begun. */
-static tn_status begin_messages(struct tn_comm *c)
+/* All of a list, in the order of the calls, as one launch: of messages, each may need another one to have begun. */
+static tn_status begin_all(struct tn_comm *c, struct tn_request **list, ncclComm_t comm, cudaStream_t stream)
 {
     struct tn_request *first = NULL;
-    while (c->waiting) { /* turned round: in the order of the calls */
-        struct tn_request *r = c->waiting;
-        c->waiting = r->next;
+    while (*list) {
+        struct tn_request *r = *list;
+        *list = r->next;
         r->next = first;
         first = r;
     }
@@ -116,17 +118,25 @@ static tn_status begin_messages(struct tn_comm *c)
         return TN_OK;
     ncclResult_t result = ncclGroupStart();
     for (struct tn_request *r = first; r && result == ncclSuccess; r = r->next)
-        result = message(r);
+        result = begin(r);
     ncclResult_t ended = ncclGroupEnd();
     tn_status status;
-    const char *why = nccl_settle(c->nccl, c->messages, result == ncclSuccess ? ended : result, UINT64_MAX, &status);
+    const char *why = nccl_settle(c->nccl, comm, result == ncclSuccess ? ended : result, UINT64_MAX, &status);
     if (why)
         return nccl_fail_comm(c, first, status, why);
-    for (struct tn_request *r = first; r; r = r->next) {
-        r->is_begun = 1;
-        cudaEventRecord(r->done, c->message_stream);
-    }
+    for (struct tn_request *r = first; r; r = r->next)
+        cudaEventRecord(r->done, stream);
     return TN_OK;
+}
+
+static tn_status begin_messages(struct tn_comm *c)
+{
+    return begin_all(c, &c->messages_due, c->messages, c->message_stream);
+}
+
+static tn_status begin_collectives(struct tn_comm *c)
+{
+    return begin_all(c, &c->due, c->collectives, c->stream);
 }
 
 tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
@@ -144,23 +154,35 @@ tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_reques
     what.done = r->done;
     what.comm = c;
     *r = what;
+    int is_message = r->op == TN_CALL_SEND || r->op == TN_CALL_RECV;
+    struct tn_request **list = is_message ? &c->messages_due : &c->due;
+    r->number = is_message ? 0 : c->number++;
+    r->next = *list;
+    *list = r;
     *out = r;
-    if (r->op == TN_CALL_SEND || r->op == TN_CALL_RECV) {
-        r->next = c->waiting;
-        c->waiting = r;
+    if (is_message || b->is_grouping)
         return TN_OK;
-    }
-    r->number = c->number++;
-    r->is_begun = 1;
-    if (r->count || r->op == TN_CALL_BARRIER) {
-        const char *why = nccl_settle(b, c->collectives, begin(r), UINT64_MAX, &status);
-        if (why) {
-            recycle(r);
-            return nccl_fail_comm(c, &what, status, why);
-        }
-    }
-    cudaEventRecord(r->done, c->stream);
+    status = begin_collectives(c);
+    if (status != TN_OK)
+        recycle(r);
+    return status;
+}
+
+tn_status nccl_group_start(void *self)
+{
+    struct nccl *b = self;
+    b->is_grouping = 1;
     return TN_OK;
+}
+
+tn_status nccl_group_end(void *self)
+{
+    struct nccl *b = self;
+    tn_status status = TN_OK;
+    b->is_grouping = 0;
+    for (struct tn_comm *c = b->comms; c && status == TN_OK; c = c->next)
+        status = c->failed ? TN_OK : begin_collectives(c);
+    return status;
 }
 
 /* ---- test and wait ---- */
@@ -170,6 +192,8 @@ tn_status nccl_test(struct tn_request *r)
     struct tn_comm *c = r->comm;
     struct nccl *b = c->nccl;
     tn_status status = c->failed ? c->failed : begin_messages(c);
+    if (status == TN_OK)
+        status = begin_collectives(c);
     cudaError_t state = status == TN_OK ? cudaEventQuery(r->done) : cudaSuccess;
     if (status == TN_OK && state == cudaErrorNotReady) {
         ncclResult_t result = ncclSuccess;
