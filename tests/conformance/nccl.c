@@ -1,5 +1,6 @@
 /* nccl where there is a GPU: alone in its group, every operation, dtype and size, through GPU memory; many groups, made
- * by id and by split; operations started together; an abort. The suite itself reads what mem_alloc gives, which a processor cannot do here.
+ * by id and by split; operations started together; an abort. The suite itself reads what mem_alloc gives, which a
+ * processor can do only of a stand-in (fake_gpu.c).
  *
  *     nccl NCCL.so      77, with a line that says why, where there is no GPU */
 #include <stdio.h>
