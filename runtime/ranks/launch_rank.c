@@ -229,10 +229,13 @@ static tn_status hear_by_pmix(struct place *place, uint64_t timeout_ns, char *er
     return TN_OK;
 }
 
-static tn_status meet(struct tn_rank *rank, const struct place *place, uint64_t timeout_ns, char *error,
-                      size_t error_bytes)
+/* `timeout_ns` after `began_ns`. */
+static tn_status meet(struct tn_rank *rank, const struct place *place, uint64_t began_ns, uint64_t timeout_ns,
+                      char *error, size_t error_bytes)
 {
-    tn_status status = tn_store_bootstrap(rank->store, timeout_ns, &rank->bootstrap);
+    uint64_t spent_ns = tn_now_ns() - began_ns;
+    tn_status status =
+        tn_store_bootstrap(rank->store, timeout_ns > spent_ns ? timeout_ns - spent_ns : 0, &rank->bootstrap);
     if (status == TN_PEER) {
         snprintf(error, error_bytes, "%s", tn_store_death(rank->store, NULL));
     } else if (status != TN_OK) {
@@ -263,8 +266,7 @@ static tn_status join(struct tn_rank *rank, struct place *place, uint64_t timeou
         return status;
     if (!place->launcher_serves)
         tn_store_served_by(rank->store, 0);
-    uint64_t spent_ns = tn_now_ns() - began_ns;
-    return meet(rank, place, timeout_ns > spent_ns ? timeout_ns - spent_ns : 0, error, error_bytes);
+    return meet(rank, place, began_ns, timeout_ns, error, error_bytes);
 }
 
 tn_status tn_rank_init(struct tn_rank *rank, uint64_t timeout_ns, char *error, size_t error_bytes)
