@@ -1,4 +1,4 @@
-"""Every built plugin exports tn_plugin_query alone, and links nothing of ours.
+"""Every built plugin exports tn_plugin_query alone, links nothing of ours, and has no variables of a thread.
 
 usage: test_symbols.py BUILD_FOLDER
 """
@@ -33,6 +33,11 @@ class Symbols(unittest.TestCase):
         for plugin in PLUGINS:
             needed = [line for line in of("readelf", "-d", str(plugin)).splitlines() if "(NEEDED)" in line]
             self.assertFalse([line for line in needed if "tenon" in line], plugin.name)
+
+    def test_no_variables_of_a_thread(self):
+        """The loader allocates them when a thread first comes by, be it in the step path."""
+        for plugin in PLUGINS:
+            self.assertNotRegex(of("readelf", "-S", "-W", str(plugin)), r"\.t(bss|data)\b", plugin.name)
 
 
 if __name__ == "__main__":

@@ -219,6 +219,7 @@ struct shm {
     int64_t spin_option_us;
     uint64_t spin_ns, timeout_ns, next_poll_ns;
     uint32_t pauses;        /* looks at the peers before giving way: none without a core for each rank */
+    uint32_t tests;         /* that found an operation unfinished */
     int32_t cores, workers; /* of all ranks' affinity masks; of them, how many ranks can use */
     uint64_t cache_bytes;
 

@@ -309,10 +309,10 @@ tn_status shm_wait(struct tn_request *r, uint64_t timeout_ns)
 
 tn_status shm_test(struct tn_request *r)
 {
-    static _Thread_local uint32_t turns;
+    struct shm *s = r->comm->shm;
     if (r->status == TN_PENDING)
-        shm_advance(r->comm->shm, 1);
-    if (r->status == TN_PENDING && ++turns % TEST_POLL == 0)
+        shm_advance(s, 1);
+    if (r->status == TN_PENDING && ++s->tests % TEST_POLL == 0)
         check_peers(r, shm_now());
     return r->status == TN_PENDING ? TN_PENDING : finish(r);
 }
