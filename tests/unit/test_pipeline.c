@@ -151,9 +151,10 @@ static void no_schedule_blocks(void **state)
         for (int ranks = 2; ranks <= 4; ranks++)
             for (size_t m = 0; m < sizeof micro_batches / sizeof *micro_batches; m++)
                 for (int chunks = s == INTERLEAVED ? 2 : 1; chunks <= (s == INTERLEAVED ? LAYERS / ranks : 1) && chunks <= 4; chunks++) {
-                    struct layout l = { n++ % 2 ? "gpt2" : "llama", schedules[s], ranks, chunks, micro_batches[m], 16,
-                                        n % 3 ? "gpt.tied=true" : "pp.layers=cost" };
+                    struct layout l = { n % 2 ? "gpt2" : "llama", schedules[s], ranks, chunks, micro_batches[m], 16,
+                                        (n + 1) % 3 ? "gpt.tied=true" : "pp.layers=cost" };
                     run(&l);
+                    n++;
                 }
 }
 
