@@ -119,7 +119,7 @@ class Run:
                 return pid
         return None
 
-    def wait(self, seconds=60.0):
+    def wait(self, seconds=200.0):
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -162,7 +162,7 @@ class JobTest(unittest.TestCase):
         self.addCleanup(run.close)
         return run
 
-    def run_tenon(self, *arguments, code=0, seconds=60.0, **options):
+    def run_tenon(self, *arguments, code=0, seconds=200.0, **options):
         """Runs to the end and looks at the exit code."""
         run = self.start(*arguments, **options)
         self.assertEqual(run.wait(seconds), code, run.stdout + run.stderr)
