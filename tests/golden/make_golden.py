@@ -177,8 +177,7 @@ def train(config, params, tokens, labels):
         loss = F.cross_entropy(logits.flatten(0, 1), labels[step].flatten(), ignore_index=MASKED)
         optimizer.zero_grad()
         loss.backward()
-        if step in (0, STEPS - 1):
-            grads[step + 1] = {name: p.grad.clone() for name, p in params.items()}
+        grads[step + 1] = {name: p.grad.clone() for name, p in params.items()}
         norm = torch.nn.utils.clip_grad_norm_(params.values(), CLIP)
         optimizer.step()
         record["loss"].append(loss.item())
