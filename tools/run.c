@@ -15,7 +15,7 @@ static void usage(FILE *out)
                  "  -n RANKS    processes to start on this host; default: what the manifest says\n"
                  "  --set       replaces one key of the manifest\n"
                  "  --steps N   the same as --set job.steps=N\n"
-                 "  --metrics   writes one line of JSON a step\n\n"
+                 "  --metrics   writes one line of JSON a step; a resumed run goes on behind the step that it resumes\n\n"
                  "With RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment it joins as that rank.\n");
 }
 

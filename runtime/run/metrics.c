@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <tenon/host.h>
@@ -14,14 +15,39 @@
 #include "base/buf.h"
 #include "base/log.h"
 
-int tn_metrics_open(struct tn_metrics *metrics, const char *path, char *error)
+/* Bytes of the whole lines up to that of the first step after `step`. */
+static off_t end_of(const char *path, int64_t step)
+{
+    FILE *file = fopen(path, "re");
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t length;
+    off_t end = 0;
+    while (file && (length = getline(&line, &cap, file)) > 0 && line[length - 1] == '\n') {
+        long long of;
+        if (sscanf(line, "{\"step\": %lld", &of) == 1 && of > step)
+            break;
+        end += length;
+    }
+    free(line);
+    if (file)
+        fclose(file);
+    return end;
+}
+
+int tn_metrics_open(struct tn_metrics *metrics, const char *path, int64_t after, char *error)
 {
     *metrics = (struct tn_metrics){ .fd = -1 };
     if (!path)
         return 0;
     metrics->path = strdup(path);
-    metrics->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (metrics->path && metrics->fd >= 0)
+    struct stat info;
+    if (after > 0 && stat(path, &info) == 0 && S_ISREG(info.st_mode))
+        metrics->written = end_of(path, after);
+    metrics->fd = open(path, O_WRONLY | O_CREAT | (metrics->written ? 0 : O_TRUNC) | O_CLOEXEC, 0666);
+    if (metrics->path && metrics->fd >= 0 &&
+        (!metrics->written || (ftruncate(metrics->fd, metrics->written) == 0 &&
+                               lseek(metrics->fd, metrics->written, SEEK_SET) == metrics->written)))
         return 0;
     snprintf(error, 256, "cannot write metrics to %.180s: %s", path, strerror(errno));
     if (metrics->fd >= 0)

@@ -13,8 +13,9 @@ struct tn_metrics {
     int failed;    /* errno of the first write that failed; 0 */
 };
 
-/* path NULL: nothing is written. -1 with *error (a buffer of 256) set. */
-int tn_metrics_open(struct tn_metrics *metrics, const char *path, char *error);
+/* path NULL: nothing is written. A run that goes on after step `after` keeps the lines up to it; 0: a new file. -1 with
+ * *error (a buffer of 256) set. */
+int tn_metrics_open(struct tn_metrics *metrics, const char *path, int64_t after, char *error);
 /* A failure is logged once and ends the writing; the file then holds only whole lines. */
 void tn_metrics_step(struct tn_metrics *metrics, const struct tn_step_report *step);
 /* -1 with *error set if not every line is in the file. */

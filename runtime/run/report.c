@@ -36,7 +36,7 @@ struct tn_report {
     int stdout_failed; /* errno */
 };
 
-int tn_report_open(struct tn_report **report, const char *metrics, char *error)
+int tn_report_open(struct tn_report **report, const char *metrics, int64_t after, char *error)
 {
     *report = NULL;
     struct tn_report *r = calloc(1, sizeof *r);
@@ -44,7 +44,7 @@ int tn_report_open(struct tn_report **report, const char *metrics, char *error)
         snprintf(error, 256, "out of memory");
         return -1;
     }
-    if (tn_metrics_open(&r->metrics, metrics, error) != 0) {
+    if (tn_metrics_open(&r->metrics, metrics, after, error) != 0) {
         free(r);
         return -1;
     }

@@ -22,8 +22,8 @@ struct tn_step_report {
 
 struct tn_report;
 
-/* metrics: file for JSON lines, or NULL. -1 with *error set (static text buffer of 256) if it cannot be written. */
-int tn_report_open(struct tn_report **report, const char *metrics, char *error);
+/* metrics: file for JSON lines, or NULL; those up to step `after` stay, 0: a new file. -1 with *error set (static text buffer of 256) if it cannot be written. */
+int tn_report_open(struct tn_report **report, const char *metrics, int64_t after, char *error);
 void tn_report_step(struct tn_report *report, const struct tn_step_report *step);
 void tn_report_validation(struct tn_report *report, int64_t step, double loss); /* first, middle and last ones */
 /* The step waited so long for the checkpoint made after it. */

@@ -442,7 +442,7 @@ int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, 
     if (open_checkpoint(&run) != TN_OK)
         goto done; /* it has said why */
     if (tn_prefetch_start(&run.prefetch, run.data, run.done.step) ||
-        (is_first(&run) && tn_report_open(&run.report, metrics, error))) {
+        (is_first(&run) && tn_report_open(&run.report, metrics, run.done.step, error))) {
         tn_log(TN_LOG_ERROR, "%s", *error ? error : "the data could not be read");
         goto done;
     }

@@ -29,9 +29,11 @@ def chain(**sizes):
 
 
 class CheckpointTest(tenon_job.JobTest):
-    def train(self, folder, steps, *arguments, metrics="metrics", **options):
+    def train(self, folder, steps, *arguments, metrics="metrics", fresh=True, **options):
         """Trains to `steps` of a schedule that does not depend on them; batch 12 divides by 2 and 3 ranks."""
         words = settings(job={"steps": steps}, checkpoint={"folder": folder}, data={"batch": 12})
+        if fresh and os.path.exists(self.path(metrics)):
+            os.remove(self.path(metrics))
         return self.run_tenon("run", "job.ini", "--metrics", metrics, *words, *arguments, **options)
 
     def losses(self, metrics="metrics"):
@@ -136,6 +138,19 @@ class Resume(CheckpointTest):
         state({"applied": 2, "skipped": 0, "skipped_in_row": 0})
         self.train("run", 3, *chain(dp=2))
         self.assertNotEqual(one, self.tensors("run"))
+
+    def test_metrics_go_on(self):
+        """Behind the step that is resumed; what a run wrote of later steps, and the part of a line, goes."""
+        every = settings(checkpoint={"every": 2})
+        self.train("whole", 6, *every, metrics="whole.m")
+        self.train("run", 4, *every)
+        with open(self.path("metrics"), "a", encoding="utf-8") as file:
+            file.write('{"step": 5, "loss": 1}\n{"step": 6, "lo')
+        self.train("run", 6, *every, fresh=False)
+        self.assertEqual(self.losses(), self.losses("whole.m"))
+        self.assertEqual([line["step"] for line in self.metrics("metrics") if "loss" in line], [1, 2, 3, 4, 5, 6])
+        self.train("run", 6, *settings(checkpoint={"resume": "no"}), fresh=False)
+        self.assertEqual(self.losses(), self.losses("whole.m"))
 
     def test_a_finished_run_is_not_run_again(self):
         self.train("done", 2)

@@ -66,7 +66,7 @@ static char close_error[256];
 static void whole_run(void)
 {
     struct tn_report *report;
-    if (tn_report_open(&report, scratch_path("m.jsonl"), close_error) != 0)
+    if (tn_report_open(&report, scratch_path("m.jsonl"), 0, close_error) != 0)
         abort();
     tn_report_validation(report, 0, 5.5452);
     for (int64_t step = 1; step <= 300; step++) {
@@ -126,7 +126,7 @@ static void test_metrics(void **state)
 static void not_finite(void)
 {
     struct tn_report *report;
-    if (tn_report_open(&report, scratch_path("m.jsonl"), close_error) != 0)
+    if (tn_report_open(&report, scratch_path("m.jsonl"), 0, close_error) != 0)
         abort();
     struct tn_step_report s = step_report(1, 2);
     s.loss = NAN;
@@ -153,7 +153,7 @@ static void test_not_finite(void **state)
 static void full_disk(void)
 {
     struct tn_report *report;
-    if (tn_report_open(&report, "/dev/full", close_error) != 0)
+    if (tn_report_open(&report, "/dev/full", 0, close_error) != 0)
         abort();
     for (int64_t step = 1; step <= 3; step++) {
         struct tn_step_report s = step_report(step, 3);
@@ -192,7 +192,7 @@ static void test_metrics_refused(void **state)
 {
     struct tn_report *report;
     char error[256];
-    assert_int_equal(tn_report_open(&report, scratch_path("no/such/m"), error), -1);
+    assert_int_equal(tn_report_open(&report, scratch_path("no/such/m"), 0, error), -1);
     assert_non_null(strstr(error, "No such file"));
     assert_null(report);
     assert_int_equal(tn_report_close(NULL, error), 0);
@@ -204,7 +204,7 @@ static size_t sample_bytes;
 static void print_sample(void)
 {
     struct tn_report *report;
-    if (tn_report_open(&report, NULL, close_error) != 0)
+    if (tn_report_open(&report, NULL, 0, close_error) != 0)
         abort();
     tn_report_sample(report, "", sample_text, sample_bytes);
     close_status = tn_report_close(report, close_error);
@@ -247,7 +247,7 @@ static char *on_terminal(const char *term, const char *no_color)
     int out = scratch_capture(STDOUT_FILENO, "out"), saved = dup(STDERR_FILENO);
     dup2(slave, STDERR_FILENO);
     struct tn_report *report;
-    int opened = tn_report_open(&report, NULL, close_error);
+    int opened = tn_report_open(&report, NULL, 0, close_error);
     for (int64_t step = 1; step <= 4 && opened == 0; step++) {
         struct tn_step_report s = step_report(step, 4);
         tn_report_step(report, &s);
