@@ -25,7 +25,9 @@ static int arrow(struct tn_job *job, struct tn_compiled *c, struct tn_program *p
 static void build(struct tn_job *job, struct tn_program *p, int mode, int64_t batch, int64_t sequence)
 {
     const struct tn_model *model = tn_instance_table(&job->model);
-    struct tn_build what = { .struct_size = sizeof what, .batch = batch, .sequence = sequence,
+    struct tn_build what = { .struct_size = sizeof what,
+                             .batch = batch,
+                             .sequence = sequence,
                              .mode = mode == TN_PROGRAM_SAMPLE ? TN_BUILD_LOGITS : TN_BUILD_TRAIN,
                              .flags = mode != TN_PROGRAM_SAMPLE && job->settings.separate ? TN_BUILD_DOCUMENTS : 0 };
     p->actor = job->model.library.plugin->id;
@@ -60,7 +62,7 @@ static int run_chain(struct tn_job *job, struct tn_compiled *c, const char *what
 /* Before own stages, for all ranks of an axis make the same groups. */
 static void note_channels(struct tn_job *job, const struct tn_program *p)
 {
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         if (p->ops[op].opcode == TN_OP_SEND || p->ops[op].opcode == TN_OP_RECV)
             job->channels[tn_attr_i(p, op, "axis", 0)] |= (uint8_t)(1u << tn_attr_i(p, op, "channel", 0));
 }
@@ -95,7 +97,7 @@ static void plan(struct tn_job *job, struct tn_compiled *c, const struct tn_plan
         tn_program_error(&c->flat, 0, "%s: %s", error, tn_instance_message(&job->device));
     else
         tn_plan_init(&c->plan, &c->flat, base, scratch);
-    for TN_EACH_OP(&c->flat, op) {
+    TN_EACH_OP(&c->flat, op) {
         double flops, bytes;
         tn_op_kind(c->flat.ops[op].opcode)->cost(&c->flat, op, &flops, &bytes);
         c->flops += flops;

@@ -25,9 +25,9 @@ struct tn_backend {
     struct tn_instance instance;
     struct tn_instance layer[TN_MOST_LAYERS]; /* the outermost first */
     uint32_t n_layers;
-    int is_used;                              /* by an axis, or by the job as a whole; else only by another backend */
-    struct tn_bootstrap bootstrap;            /* as this backend sees it: its keys are apart from those of others */
-    const struct tn_bootstrap *keys;          /* the job's */
+    int is_used;                     /* by an axis, or by the job as a whole; else only by another backend */
+    struct tn_bootstrap bootstrap;   /* as this backend sees it: its keys are apart from those of others */
+    const struct tn_bootstrap *keys; /* the job's */
     int32_t number;
 };
 
@@ -40,16 +40,16 @@ struct tn_job {
     uint32_t n_chain;
     struct tn_backend backend[TN_MOST_BACKENDS]; /* the first is that of [comm] */
     uint32_t n_backends;
-    struct tn_backend *made[TN_MOST_BACKENDS];   /* in the order in which they can be connected: openers last */
+    struct tn_backend *made[TN_MOST_BACKENDS]; /* in the order in which they can be connected: openers last */
     uint32_t n_made;
-    int32_t axis_backend[TN_MAX_AXES];           /* index; that of [comm] where [comm.AXIS] says nothing */
-    struct tn_opener opener;                     /* answers tn.backends/1 */
+    int32_t axis_backend[TN_MAX_AXES]; /* index; that of [comm] where [comm.AXIS] says nothing */
+    struct tn_opener opener;           /* answers tn.backends/1 */
     int32_t chain_size[TN_MOST_CHAIN]; /* ranks along each strategy's axes; 1 without */
     struct tn_mesh mesh;
-    uint8_t channels[TN_MAX_AXES];     /* a bit for each channel that a program compiled so far sends on, on any rank */
-    int32_t ranks_given;               /* by the launcher or -n; 0: not said */
+    uint8_t channels[TN_MAX_AXES]; /* a bit for each channel that a program compiled so far sends on, on any rank */
+    int32_t ranks_given;           /* by the launcher or -n; 0: not said */
     struct tn_device_info device_info;
-    int64_t trial_scratch;             /* of the kernels in the program at hand, once a trial asked; else 0 */
+    int64_t trial_scratch; /* of the kernels in the program at hand, once a trial asked; else 0 */
 };
 
 /* What plugins may ask of the plan (trial.c). */
@@ -89,8 +89,8 @@ struct tn_compiled {
     struct tn_plan plan;
     int32_t coord[TN_MAX_AXES];
     int32_t micro_batches;
-    double flops;                    /* of one step on this rank */
-    int stopped;                     /* the watcher asked to stop before the end */
+    double flops; /* of one step on this rank */
+    int stopped;  /* the watcher asked to stop before the end */
 };
 
 /* Sees the program after each arrow ("model", "grad", "place:tp", "resolve", "lower:tp", "schedule", "bound"); says
@@ -140,16 +140,21 @@ int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, 
 /* Parts of it, each its own file. */
 /* local.c: which elements of dimension `dim` this rank's part has, flat cuts not counted, as spans of neighbours in the
  * order of its memory. A zigzag cut adds two at most, other cuts none. */
-struct tn_span { int64_t first, count; };
-struct tn_spans { int32_t n; struct tn_span run[1 + 2 * TN_MAX_AXES]; };
+struct tn_span {
+    int64_t first, count;
+};
+struct tn_spans {
+    int32_t n;
+    struct tn_span run[1 + 2 * TN_MAX_AXES];
+};
 struct tn_spans tn_local_spans(const struct tn_program *p, tn_value v, int32_t dim);
 /* The same one by one; returns how many. */
 int64_t tn_local_indices(const struct tn_program *p, tn_value v, int32_t dim, int64_t *index);
 /* Walks this rank's elements in the order of its memory; each step gives the element's index in the whole tensor. */
 struct tn_walk {
     int32_t rank;
-    int64_t count;                                   /* elements of this rank's part */
-    int64_t shape[TN_MAX_DIMS], whole[TN_MAX_DIMS];  /* of the part before it was cut flat; of the tensor */
+    int64_t count;                                  /* elements of this rank's part */
+    int64_t shape[TN_MAX_DIMS], whole[TN_MAX_DIMS]; /* of the part before it was cut flat; of the tensor */
     int64_t at[TN_MAX_DIMS];
     int64_t *index[TN_MAX_DIMS];
 };

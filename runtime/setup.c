@@ -120,8 +120,10 @@ static void size_chain(struct tn_job *job)
                     "%lld ranks do not divide by %lld, the product of the sizes given; use a multiple of it",
                     (long long)given, (long long)product);
     else if (job->ranks_given && given != product)
-        tn_diag_add(&job->diag, where, NULL, "the sizes of the strategies make %lld ranks, but %lld are given; use -n %lld or change a size%s",
-                    (long long)product, (long long)given, (long long)product, job->n_chain ? "" : " (the chain is empty)");
+        tn_diag_add(&job->diag, where, NULL,
+                    "the sizes of the strategies make %lld ranks, but %lld are given; use -n %lld or change a size%s",
+                    (long long)product, (long long)given, (long long)product,
+                    job->n_chain ? "" : " (the chain is empty)");
 }
 
 static void add_axis(struct tn_job *job, const struct tn_instance *strategy, const char *name, int32_t size)
@@ -276,14 +278,16 @@ void tn_job_check_budget(struct tn_job *job, int32_t rank, const struct tn_plan 
 {
     int64_t need = tn_plan_bytes(plan), have = tn_job_budget(job);
     if (have > 0 && need > have)
-        tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "device", "memory"),
-                    "use a smaller [data] batch or more micro_batches, keep fewer activations or states on the device, or spread the "
-                    "model over more ranks",
-                    "rank %d needs %.1f MiB (params %.1f, gradients %.1f, optimizer %.1f, activations %.1f, buffers %.1f), "
-                    "but may use %.1f MiB", rank, (double)need / 1048576.0,
-                    (double)plan->category_bytes[TN_MEM_PARAMS] / 1048576.0,
-                    (double)plan->category_bytes[TN_MEM_GRADIENTS] / 1048576.0,
-                    (double)plan->category_bytes[TN_MEM_OPTIMIZER] / 1048576.0,
-                    (double)plan->category_bytes[TN_MEM_ACTIVATIONS] / 1048576.0,
-                    (double)plan->category_bytes[TN_MEM_BUFFERS] / 1048576.0, (double)have / 1048576.0);
+        tn_diag_add(
+            &job->diag, tn_manifest_where(&job->manifest, "device", "memory"),
+            "use a smaller [data] batch or more micro_batches, keep fewer activations or states on the device, or "
+            "spread the "
+            "model over more ranks",
+            "rank %d needs %.1f MiB (params %.1f, gradients %.1f, optimizer %.1f, activations %.1f, buffers %.1f), "
+            "but may use %.1f MiB",
+            rank, (double)need / 1048576.0, (double)plan->category_bytes[TN_MEM_PARAMS] / 1048576.0,
+            (double)plan->category_bytes[TN_MEM_GRADIENTS] / 1048576.0,
+            (double)plan->category_bytes[TN_MEM_OPTIMIZER] / 1048576.0,
+            (double)plan->category_bytes[TN_MEM_ACTIVATIONS] / 1048576.0,
+            (double)plan->category_bytes[TN_MEM_BUFFERS] / 1048576.0, (double)have / 1048576.0);
 }

@@ -113,7 +113,7 @@ static void measure(struct report *report, const struct tn_compiled *c, int32_t 
     add_claims(report->job, kind, &c->program);
     for (uint32_t space = TN_SPACE_HOST; space < TN_SPACES; space++)
         report->spaces |= (uint32_t)(kind->total[space] > 0) << space;
-    for TN_EACH_OP(&c->flat, op)
+    TN_EACH_OP(&c->flat, op)
         if (tn_op_is_comm(c->flat.ops[op].opcode))
             add_traffic(kind, &c->flat, op);
 }
@@ -236,8 +236,10 @@ static void print_claims(const struct report *report)
         printf("activations of a micro-batch of rank %d that are not kept on the device\n", kind->rank);
     for (size_t i = 0; i < kind->n_cares; i++) {
         const struct care *care = &kind->care[i];
-        printf("  %-8s %-12s %5lld values %12.2f MiB", care->who, care->what, (long long)care->values, care->bytes / 1048576.0);
-        printf(care->instead ? ", left to %s, which has claimed them before\n" : "%s\n", care->instead ? care->instead : "");
+        printf("  %-8s %-12s %5lld values %12.2f MiB", care->who, care->what, (long long)care->values,
+               care->bytes / 1048576.0);
+        printf(care->instead ? ", left to %s, which has claimed them before\n" : "%s\n",
+               care->instead ? care->instead : "");
     }
 }
 

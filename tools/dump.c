@@ -11,12 +11,15 @@
 
 static void usage(FILE *out)
 {
-    fprintf(out, "usage: tenon dump JOB.ini --after STAGE [--format F] [--rank R] [--eval] [-n RANKS] [--set S.KEY=VALUE]...\n\n"
-                 "STAGE: model, grad, place:NAME, resolve, lower:NAME, lower (after all, and fused), schedule, bound\n"
-                 "  --format timeline  after schedule: what each stage of the pipeline does when, drawn as text, and how much of\n"
-                 "                     the time ranks wait; timeline-svg: as a picture; program (default): the program\n"
-                 "  --rank R  compile for rank R (default 0)\n"
-                 "  --eval    the validation program instead of the training program\n");
+    fprintf(
+        out,
+        "usage: tenon dump JOB.ini --after STAGE [--format F] [--rank R] [--eval] [-n RANKS] [--set S.KEY=VALUE]...\n\n"
+        "STAGE: model, grad, place:NAME, resolve, lower:NAME, lower (after all, and fused), schedule, bound\n"
+        "  --format timeline  after schedule: what each stage of the pipeline does when, drawn as text, and how much "
+        "of\n"
+        "                     the time ranks wait; timeline-svg: as a picture; program (default): the program\n"
+        "  --rank R  compile for rank R (default 0)\n"
+        "  --eval    the validation program instead of the training program\n");
 }
 
 struct dump {
@@ -145,8 +148,8 @@ int tenon_dump_main(int argc, char **argv)
         return code;
     struct tn_job job;
     code = TOOL_USAGE;
-    size_t problems = tn_job_open(&job, args.common.manifest, args.common.overrides, args.common.n_overrides,
-                                  args.common.ranks);
+    size_t problems =
+        tn_job_open(&job, args.common.manifest, args.common.overrides, args.common.n_overrides, args.common.ranks);
     if (problems == 0 && args.rank >= job.mesh.world)
         fprintf(stderr, "tenon dump: --rank %d: the job has ranks 0 to %d\n", args.rank, job.mesh.world - 1);
     else if (problems == 0 && args.format != FORMAT_PROGRAM)

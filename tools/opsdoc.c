@@ -11,14 +11,16 @@ struct row {
 };
 
 static const struct row rows[] = {
-#define TN_OP(name, NAME, ins, outs, attrs, alias, shape, place, grad, cost, lower, doc)                               \
+#define TN_OP(name, NAME, ins, outs, attrs, alias, shape, place, grad, cost, lower, doc) \
     { #name, ins, outs, attrs, alias, #shape, #place, #grad, #cost, #lower, doc },
 #include <tenon/ops.def>
 #undef TN_OP
 };
 
 /* A part of the page begins with this op. */
-static const struct { const char *first, *title, *text; } parts[] = {
+static const struct {
+    const char *first, *title, *text;
+} parts[] = {
     { "embedding", "Forward", "What a model plugin builds its program of." },
     { "embedding_dw", "Backward", "What autodiff makes of the forward ops. `acc` is what earlier micro-batches left." },
     { "count_targets", "Once per step", "The loss normaliser, and what the optimizer does." },
@@ -90,7 +92,9 @@ static void put_memory(FILE *out, const struct row *row)
 
 static void put_rules(FILE *out, const struct row *row)
 {
-    const struct { const char *what, *rule; } rules[] = {
+    const struct {
+        const char *what, *rule;
+    } rules[] = {
         { "shape", row->shape }, { "placement", row->place }, { "gradient", row->grad },
         { "cost", row->cost },   { "lowering", row->lower },
     };

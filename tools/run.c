@@ -11,12 +11,14 @@
 
 static void usage(FILE *out)
 {
-    fprintf(out, "usage: tenon run JOB.ini [-n RANKS] [--set SECTION.KEY=VALUE]... [--steps N] [--metrics FILE]\n\n"
-                 "  -n RANKS    processes to start on this host; default: what the manifest says\n"
-                 "  --set       replaces one key of the manifest\n"
-                 "  --steps N   the same as --set job.steps=N\n"
-                 "  --metrics   writes one line of JSON a step; a resumed run goes on behind the step that it resumes\n\n"
-                 "With RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment it joins as that rank.\n");
+    fprintf(
+        out,
+        "usage: tenon run JOB.ini [-n RANKS] [--set SECTION.KEY=VALUE]... [--steps N] [--metrics FILE]\n\n"
+        "  -n RANKS    processes to start on this host; default: what the manifest says\n"
+        "  --set       replaces one key of the manifest\n"
+        "  --steps N   the same as --set job.steps=N\n"
+        "  --metrics   writes one line of JSON a step; a resumed run goes on behind the step that it resumes\n\n"
+        "With RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment it joins as that rank.\n");
 }
 
 static int refuse(struct tn_job *job)

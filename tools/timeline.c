@@ -28,7 +28,8 @@ static void fill_row(const struct tn_timeline *t, int32_t stage, char row[COLUMN
     row[COLUMNS] = 0;
     for (size_t i = 0; i < t->n_slots; i++) {
         const struct tn_timeline_slot *s = &t->slot[i];
-        for (int at = (int)(s->begin / column + 0.5); s->stage == stage && at < COLUMNS && at + 0.5 < s->end / column; at++)
+        for (int at = (int)(s->begin / column + 0.5); s->stage == stage && at < COLUMNS && at + 0.5 < s->end / column;
+             at++)
             row[at] = letter(s->region, s->micro);
     }
 }
@@ -56,8 +57,9 @@ static int has_region(const struct tn_timeline *t, uint32_t region)
 
 static void print_legend(const struct tn_timeline *t)
 {
-    printf("%d ranks, %d stages, %d micro-batches; time is FLOPs by the ops' cost rules, %.4g GFLOP from left to right\n", t->ranks,
-           t->stages, t->micro_batches, t->end * 1e-9);
+    printf(
+        "%d ranks, %d stages, %d micro-batches; time is FLOPs by the ops' cost rules, %.4g GFLOP from left to right\n",
+        t->ranks, t->stages, t->micro_batches, t->end * 1e-9);
     printf("forward 0 1 2 .., backward a b c ..%s of the same micro-batches; . waits\n",
            has_region(t, TN_REGION_WEIGHT) ? ", weight gradients A B C .." : "");
 }
@@ -85,11 +87,13 @@ static void draw_slot(const struct tn_timeline *t, const struct tn_timeline_slot
     double scale = SVG_WIDTH / t->end, x = SVG_LEFT + s->begin * scale, width = (s->end - s->begin) * scale;
     int y = SVG_TOP + s->rank * SVG_ROW;
     double shade = 1 - 0.5 * (s->stage / t->ranks) / (t->stages / t->ranks + 0.0);
-    printf("<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\" fill-opacity=\"%.2f\" stroke=\"#fff\" stroke-width=\"0.5\">"
+    printf("<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\" fill-opacity=\"%.2f\" stroke=\"#fff\" "
+           "stroke-width=\"0.5\">"
            "<title>%s %d, stage %d</title></rect>\n",
            x, y, width, SVG_ROW - 4, color(s->region), shade, tn_region_name(s->region), s->micro, s->stage);
     if (width >= 9)
-        printf("<text x=\"%.2f\" y=\"%d\" text-anchor=\"middle\">%d</text>\n", x + width / 2, y + SVG_ROW / 2 + 2, s->micro);
+        printf("<text x=\"%.2f\" y=\"%d\" text-anchor=\"middle\">%d</text>\n", x + width / 2, y + SVG_ROW / 2 + 2,
+               s->micro);
 }
 
 static void draw_legend(const struct tn_timeline *t, int y)
@@ -111,16 +115,20 @@ static void print_svg(const struct tn_timeline *t)
 {
     int width = SVG_LEFT + SVG_WIDTH + 20, height = SVG_TOP + t->ranks * SVG_ROW + 30;
     struct tn_bubble b = tn_timeline_bubble(t);
-    printf("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" "
+    printf("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" "
+           "font-family=\"sans-serif\" "
            "font-size=\"11\" fill=\"#222\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
            width, height, width, height);
-    printf("<text x=\"%d\" y=\"18\" font-size=\"13\">%d ranks, %d stages, %d micro-batches, %.4g GFLOP from left to right</text>\n", SVG_LEFT,
-           t->ranks, t->stages, t->micro_batches, t->end * 1e-9);
-    printf("<text x=\"%d\" y=\"35\">idle %.1f%% of the time: bubble %.1f%% (by the formula %.1f%%), unequal stages %.1f%%</text>\n", SVG_LEFT,
-           100 * b.idle, 100 * b.bubble, 100 * b.formula, 100 * b.unequal);
+    printf("<text x=\"%d\" y=\"18\" font-size=\"13\">%d ranks, %d stages, %d micro-batches, %.4g GFLOP from left to "
+           "right</text>\n",
+           SVG_LEFT, t->ranks, t->stages, t->micro_batches, t->end * 1e-9);
+    printf("<text x=\"%d\" y=\"35\">idle %.1f%% of the time: bubble %.1f%% (by the formula %.1f%%), unequal stages "
+           "%.1f%%</text>\n",
+           SVG_LEFT, 100 * b.idle, 100 * b.bubble, 100 * b.formula, 100 * b.unequal);
     for (int32_t rank = 0; rank < t->ranks; rank++) {
         int y = SVG_TOP + rank * SVG_ROW;
-        printf("<text x=\"8\" y=\"%d\">rank %d</text>\n<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#f1f1f1\"/>\n",
+        printf("<text x=\"8\" y=\"%d\">rank %d</text>\n<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" "
+               "fill=\"#f1f1f1\"/>\n",
                y + SVG_ROW / 2 + 2, rank, SVG_LEFT, y, SVG_WIDTH, SVG_ROW - 4);
     }
     for (size_t i = 0; i < t->n_slots; i++)

@@ -11,7 +11,7 @@ enum { TOOL_MOST_OVERRIDES = 64 };
 /* The options that run, check and dump have in common. */
 struct tool_args {
     const char *manifest;
-    int32_t ranks;             /* -n; 0: not given */
+    int32_t ranks;                              /* -n; 0: not given */
     const char *overrides[TOOL_MOST_OVERRIDES]; /* --set, and others that stand for one */
     size_t n_overrides;
     char steps[64];
@@ -30,7 +30,7 @@ int tool_unknown(const char *command, const char *word, const char *const *optio
 /* `code`, or TOOL_FAILED with a message if what was printed did not arrive (a full disk, a closed pipe). */
 int tool_printed(int code);
 
-int tenon_run_main(int argc, char **argv);    /* argv[0] is the sub-command */
+int tenon_run_main(int argc, char **argv); /* argv[0] is the sub-command */
 int tenon_check_main(int argc, char **argv);
 int tenon_dump_main(int argc, char **argv);
 int tenon_plugin_main(int argc, char **argv);

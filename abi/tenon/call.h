@@ -20,29 +20,31 @@ extern "C" {
 #endif
 
 /* X(NAME, text); messages are the last two */
-#define TN_CALL_LIST(X)                  \
-    X(ALL_REDUCE, "all_reduce")          \
-    X(ALL_GATHER, "all_gather")          \
-    X(REDUCE_SCATTER, "reduce_scatter")  \
-    X(ALL_TO_ALL, "all_to_all")          \
-    X(BROADCAST, "broadcast")            \
-    X(BARRIER, "barrier")                \
-    X(SEND, "send")                      \
+#define TN_CALL_LIST(X)                 \
+    X(ALL_REDUCE, "all_reduce")         \
+    X(ALL_GATHER, "all_gather")         \
+    X(REDUCE_SCATTER, "reduce_scatter") \
+    X(ALL_TO_ALL, "all_to_all")         \
+    X(BROADCAST, "broadcast")           \
+    X(BARRIER, "barrier")               \
+    X(SEND, "send")                     \
     X(RECV, "recv")
 
+/* clang-format off */
 enum {
 #define TN_X(name, text) TN_CALL_##name,
     TN_CALL_LIST(TN_X)
 #undef TN_X
     TN_CALLS
 };
+/* clang-format on */
 
 struct tn_call {
-    uint32_t op;            /* TN_CALL_* */
+    uint32_t op; /* TN_CALL_* */
     uint32_t dtype, red;
-    int32_t peer;           /* a member: the root of a broadcast, the other side of a message; else 0 */
+    int32_t peer; /* a member: the root of a broadcast, the other side of a message; else 0 */
     uint64_t count;
-    const void *send;       /* NULL: the operation has none */
+    const void *send; /* NULL: the operation has none */
     void *recv;
     struct tn_queue *queue;
 };
@@ -50,7 +52,8 @@ struct tn_call {
 static inline const char *tn_call_name(uint32_t op)
 {
     switch (op) {
-#define TN_X(name, text) case TN_CALL_##name: return text;
+#define TN_X(name, text) \
+    case TN_CALL_##name: return text;
         TN_CALL_LIST(TN_X)
 #undef TN_X
     default: return "an unknown operation";
@@ -60,7 +63,8 @@ static inline const char *tn_call_name(uint32_t op)
 static inline const char *tn_call_dtype_name(uint32_t dtype)
 {
     switch (dtype) {
-#define TN_X(name, number, text, bytes) case number: return text;
+#define TN_X(name, number, text, bytes) \
+    case number: return text;
         TN_DTYPE_LIST(TN_X)
 #undef TN_X
     default: return "unknown dtype";
@@ -70,7 +74,8 @@ static inline const char *tn_call_dtype_name(uint32_t dtype)
 static inline uint32_t tn_call_dtype_bytes(uint32_t dtype) /* 0: no such dtype */
 {
     switch (dtype) {
-#define TN_X(name, number, text, bytes) case number: return bytes;
+#define TN_X(name, number, text, bytes) \
+    case number: return bytes;
         TN_DTYPE_LIST(TN_X)
 #undef TN_X
     default: return 0;
@@ -94,33 +99,33 @@ static inline tn_status tn_call_pass(const struct tn_collective *t, struct tn_co
     }
 }
 
-#define TN_CALL_ENTRIES(call)                                                                                        \
-    .all_reduce = call##_all_reduce, .all_gather = call##_all_gather, .reduce_scatter = call##_reduce_scatter,       \
-    .all_to_all = call##_all_to_all, .broadcast = call##_broadcast, .send = call##_send, .recv = call##_recv,        \
+#define TN_CALL_ENTRIES(call)                                                                                  \
+    .all_reduce = call##_all_reduce, .all_gather = call##_all_gather, .reduce_scatter = call##_reduce_scatter, \
+    .all_to_all = call##_all_to_all, .broadcast = call##_broadcast, .send = call##_send, .recv = call##_recv,  \
     .barrier = call##_barrier
 
 /* call_all_reduce to call_barrier, each of which is `call` with its own arguments. */
-#define TN_CALL_FUNCTION(call, name, OP, red, peer, count, dtype, send, recv, ...)                                   \
-    static tn_status call##_##name(struct tn_comm *c, __VA_ARGS__, struct tn_queue *q, struct tn_request **r)        \
-    {                                                                                                                \
-        const struct tn_call what = { TN_CALL_##OP, dtype, red, peer, count, send, recv, q };                        \
-        return call(c, &what, r);                                                                                    \
+#define TN_CALL_FUNCTION(call, name, OP, red, peer, count, dtype, send, recv, ...)                            \
+    static tn_status call##_##name(struct tn_comm *c, __VA_ARGS__, struct tn_queue *q, struct tn_request **r) \
+    {                                                                                                         \
+        const struct tn_call what = { TN_CALL_##OP, dtype, red, peer, count, send, recv, q };                 \
+        return call(c, &what, r);                                                                             \
     }
 #define TN_CALL_FUNCTIONS(call)                                                                                      \
-    TN_CALL_FUNCTION(call, all_reduce, ALL_REDUCE, red, 0, n, dtype, in, out,                                        \
-                     const void *in, void *out, uint64_t n, uint32_t dtype, uint32_t red)                            \
-    TN_CALL_FUNCTION(call, all_gather, ALL_GATHER, 0, 0, n, dtype, in, out,                                          \
-                     const void *in, void *out, uint64_t n, uint32_t dtype)                                          \
-    TN_CALL_FUNCTION(call, reduce_scatter, REDUCE_SCATTER, red, 0, n, dtype, in, out,                                \
-                     const void *in, void *out, uint64_t n, uint32_t dtype, uint32_t red)                            \
-    TN_CALL_FUNCTION(call, all_to_all, ALL_TO_ALL, 0, 0, n, dtype, in, out,                                          \
-                     const void *in, void *out, uint64_t n, uint32_t dtype)                                          \
-    TN_CALL_FUNCTION(call, broadcast, BROADCAST, 0, root, n, dtype, in, out,                                         \
-                     const void *in, void *out, uint64_t n, uint32_t dtype, int32_t root)                            \
-    TN_CALL_FUNCTION(call, send, SEND, 0, to, n, dtype, in, NULL,                                                    \
-                     const void *in, uint64_t n, uint32_t dtype, int32_t to)                                         \
-    TN_CALL_FUNCTION(call, recv, RECV, 0, from, n, dtype, NULL, out,                                                 \
-                     void *out, uint64_t n, uint32_t dtype, int32_t from)                                            \
+    TN_CALL_FUNCTION(call, all_reduce, ALL_REDUCE, red, 0, n, dtype, in, out, const void *in, void *out, uint64_t n, \
+                     uint32_t dtype, uint32_t red)                                                                   \
+    TN_CALL_FUNCTION(call, all_gather, ALL_GATHER, 0, 0, n, dtype, in, out, const void *in, void *out, uint64_t n,   \
+                     uint32_t dtype)                                                                                 \
+    TN_CALL_FUNCTION(call, reduce_scatter, REDUCE_SCATTER, red, 0, n, dtype, in, out, const void *in, void *out,     \
+                     uint64_t n, uint32_t dtype, uint32_t red)                                                       \
+    TN_CALL_FUNCTION(call, all_to_all, ALL_TO_ALL, 0, 0, n, dtype, in, out, const void *in, void *out, uint64_t n,   \
+                     uint32_t dtype)                                                                                 \
+    TN_CALL_FUNCTION(call, broadcast, BROADCAST, 0, root, n, dtype, in, out, const void *in, void *out, uint64_t n,  \
+                     uint32_t dtype, int32_t root)                                                                   \
+    TN_CALL_FUNCTION(call, send, SEND, 0, to, n, dtype, in, NULL, const void *in, uint64_t n, uint32_t dtype,        \
+                     int32_t to)                                                                                     \
+    TN_CALL_FUNCTION(call, recv, RECV, 0, from, n, dtype, NULL, out, void *out, uint64_t n, uint32_t dtype,          \
+                     int32_t from)                                                                                   \
     static tn_status call##_barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)                    \
     {                                                                                                                \
         const struct tn_call what = { TN_CALL_BARRIER, TN_U8, 0, 0, 0, NULL, NULL, q };                              \

@@ -43,29 +43,28 @@ struct tn_bootstrap {
 
 struct tn_collective_caps {
     uint32_t struct_size;
-    uint32_t in_place_peers; /* 1: mem_alloc'd tensors are read by peers in place */
-    uint64_t dtypes;         /* bit n: dtype n can be reduced */
-    uint32_t needs_progress; /* 1: operations advance only inside progress, test and wait */
+    uint32_t in_place_peers;             /* 1: mem_alloc'd tensors are read by peers in place */
+    uint64_t dtypes;                     /* bit n: dtype n can be reduced */
+    uint32_t needs_progress;             /* 1: operations advance only inside progress, test and wait */
     uint32_t host_memory, device_memory; /* 1: buffers may be there */
-    uint32_t one_host;       /* 1: a group must lie inside one host */
-    uint32_t nested_sums;    /* 1: sums are made in another fixed order than that of ranks */
+    uint32_t one_host;                   /* 1: a group must lie inside one host */
+    uint32_t nested_sums;                /* 1: sums are made in another fixed order than that of ranks */
 };
 
 struct tn_comm_error {
     uint32_t struct_size;
-    int32_t peer;         /* world rank that is missing or differs; -1: not known */
-    uint64_t op_number;   /* on the comm, from 0 */
+    int32_t peer;       /* world rank that is missing or differs; -1: not known */
+    uint64_t op_number; /* on the comm, from 0 */
     uint64_t bytes;
-    const char *op;       /* "all_reduce" */
-    const char *message;  /* valid until the next call on the comm */
+    const char *op;      /* "all_reduce" */
+    const char *message; /* valid until the next call on the comm */
 };
 
 struct tn_collective {
     uint32_t struct_size;
 
     /* `next` and `next_self`: the backend below a layer; NULL for a backend. [main] */
-    tn_status (*create)(const struct tn_host *host, const struct tn_collective *next,
-                        void *next_self, void **self);
+    tn_status (*create)(const struct tn_host *host, const struct tn_collective *next, void *next_self, void **self);
     void (*destroy)(void *self); /* accepts NULL; leaves no file, segment or process */
     tn_status (*caps)(void *self, struct tn_collective_caps *caps); /* caller sets struct_size */
     /* Collective over the world; blocks until done or timeout. [main] */
@@ -79,26 +78,26 @@ struct tn_collective {
 
     /* A group of world ranks; collective over its members. A group of one is legal. `name` is
      * for messages ("tp"). [main] */
-    tn_status (*comm_create)(void *self, const char *name, const int32_t *ranks, int32_t n,
-                             uint64_t timeout_ns, struct tn_comm **comm);
+    tn_status (*comm_create)(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
+                             struct tn_comm **comm);
     void (*comm_destroy)(struct tn_comm *comm);
     void (*comm_abort)(struct tn_comm *comm); /* [any] all its requests end with TN_ABORTED */
 
     /* [comm] Operations. */
-    tn_status (*all_reduce)(struct tn_comm *c, const void *send, void *recv, uint64_t count,
-                            uint32_t dtype, uint32_t red, struct tn_queue *q, struct tn_request **r);
-    tn_status (*all_gather)(struct tn_comm *c, const void *send, void *recv, uint64_t count,
-                            uint32_t dtype, struct tn_queue *q, struct tn_request **r);
-    tn_status (*reduce_scatter)(struct tn_comm *c, const void *send, void *recv, uint64_t count,
-                                uint32_t dtype, uint32_t red, struct tn_queue *q, struct tn_request **r);
-    tn_status (*all_to_all)(struct tn_comm *c, const void *send, void *recv, uint64_t count,
-                            uint32_t dtype, struct tn_queue *q, struct tn_request **r);
-    tn_status (*broadcast)(struct tn_comm *c, const void *send, void *recv, uint64_t count,
-                           uint32_t dtype, int32_t root, struct tn_queue *q, struct tn_request **r);
-    tn_status (*send)(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype,
-                      int32_t to, struct tn_queue *q, struct tn_request **r);
-    tn_status (*recv)(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype,
-                      int32_t from, struct tn_queue *q, struct tn_request **r);
+    tn_status (*all_reduce)(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            uint32_t red, struct tn_queue *q, struct tn_request **r);
+    tn_status (*all_gather)(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            struct tn_queue *q, struct tn_request **r);
+    tn_status (*reduce_scatter)(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                                uint32_t red, struct tn_queue *q, struct tn_request **r);
+    tn_status (*all_to_all)(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            struct tn_queue *q, struct tn_request **r);
+    tn_status (*broadcast)(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                           int32_t root, struct tn_queue *q, struct tn_request **r);
+    tn_status (*send)(struct tn_comm *c, const void *data, uint64_t count, uint32_t dtype, int32_t to,
+                      struct tn_queue *q, struct tn_request **r);
+    tn_status (*recv)(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from, struct tn_queue *q,
+                      struct tn_request **r);
     tn_status (*barrier)(struct tn_comm *c, struct tn_queue *q, struct tn_request **r);
     /* Operations between the two may be started together; NULL: no gain. */
     tn_status (*group_start)(void *self);

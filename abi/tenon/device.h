@@ -41,11 +41,11 @@ struct tn_op_desc {
 struct tn_device_info {
     uint32_t struct_size;
     uint32_t threads;
-    uint64_t memory_bytes;       /* what one rank of this host may use */
-    double peak_flops_f32;       /* 0: not known; measured or from the processor's data */
+    uint64_t memory_bytes; /* what one rank of this host may use */
+    double peak_flops_f32; /* 0: not known; measured or from the processor's data */
     double peak_flops_bf16;
-    double memory_bytes_per_s;   /* 0: not known */
-    const char *name;            /* "AMD EPYC, 2 threads, avx512" */
+    double memory_bytes_per_s; /* 0: not known */
+    const char *name;          /* "AMD EPYC, 2 threads, avx512" */
 };
 
 struct tn_queue;
@@ -56,7 +56,7 @@ struct tn_device {
     uint32_t struct_size;
 
     tn_status (*create)(const struct tn_host *host, void **self);
-    void (*destroy)(void *self);                            /* accepts NULL */
+    void (*destroy)(void *self);                                 /* accepts NULL */
     tn_status (*probe)(void *self, struct tn_device_info *info); /* caller sets struct_size */
 
     tn_status (*mem_alloc)(void *self, uint32_t space, uint64_t bytes, void **memory);
@@ -79,14 +79,12 @@ struct tn_device {
     tn_status (*workspace)(void *self, const struct tn_op_desc *op, uint64_t *bytes);
     /* The tensors' addresses and the scratch stay valid while the kernel lives; the
      * descriptors need not. */
-    tn_status (*bind)(void *self, const struct tn_op_desc *op, void *scratch,
-                      struct tn_kernel **kernel);
+    tn_status (*bind)(void *self, const struct tn_op_desc *op, void *scratch, struct tn_kernel **kernel);
     void (*kernel_destroy)(void *self, struct tn_kernel *kernel);
     tn_status (*launch)(void *self, struct tn_kernel *kernel, struct tn_queue *queue);
 
     /* Copies between spaces, in the order of the queue. */
-    tn_status (*copy)(void *self, void *to, const void *from, uint64_t bytes,
-                      struct tn_queue *queue);
+    tn_status (*copy)(void *self, void *to, const void *from, uint64_t bytes, struct tn_queue *queue);
 
     /* Seconds the op would take here, for simulation and search; NULL: unknown. */
     double (*cost)(void *self, const struct tn_op_desc *op);

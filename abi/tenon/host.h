@@ -24,14 +24,12 @@ struct tn_host {
 
     /* [any] Sets the failure message of the call under way and returns `status`, so that
      * `return host->fail(host, TN_INVALID, "...")` is the whole idiom. */
-    tn_status (*fail)(const struct tn_host *host, tn_status status, const char *fmt, ...)
-        TN_PRINTF(3, 4);
+    tn_status (*fail)(const struct tn_host *host, tn_status status, const char *fmt, ...) TN_PRINTF(3, 4);
 
     /* [main] Reports one problem with a key of the plugin's manifest section, in create or check,
-     * or, where only the program tells, in a pass; the host adds file, line and section. `what` says what is wrong, `fix` what
-     * would work. Any number may be reported; the job does not start if there is one. */
-    void (*problem)(const struct tn_host *host, const char *key, const char *what,
-                    const char *fix);
+     * or, where only the program tells, in a pass; the host adds file, line and section. `what` says what is wrong,
+     * `fix` what would work. Any number may be reported; the job does not start if there is one. */
+    void (*problem)(const struct tn_host *host, const char *key, const char *what, const char *fix);
 
     /* [any] Memory for the instance; NULL when exhausted. release(NULL) is nothing. */
     void *(*alloc)(const struct tn_host *host, uint64_t bytes);

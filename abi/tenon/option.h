@@ -13,14 +13,14 @@ extern "C" {
 #endif
 
 /* X(NAME, number, text) */
-#define TN_OPT_LIST(X)          \
-    X(INT, 1, "int")            \
-    X(FLOAT, 2, "float")        \
-    X(BOOL, 3, "bool")          \
-    X(SIZE, 4, "size")          \
-    X(DURATION, 5, "duration")  \
-    X(ENUM, 6, "enum")          \
-    X(STRING, 7, "string")      \
+#define TN_OPT_LIST(X)         \
+    X(INT, 1, "int")           \
+    X(FLOAT, 2, "float")       \
+    X(BOOL, 3, "bool")         \
+    X(SIZE, 4, "size")         \
+    X(DURATION, 5, "duration") \
+    X(ENUM, 6, "enum")         \
+    X(STRING, 7, "string")     \
     X(LIST, 8, "list")
 
 enum {
@@ -42,11 +42,11 @@ struct tn_option {
     uint32_t flags; /* TN_OPT_REQUIRED, TN_OPT_AUTO */
     uint32_t reserved;
     const char *key;
-    const char *fallback;         /* the default, as a manifest would say it; NULL: empty string,
+    const char *fallback;       /* the default, as a manifest would say it; NULL: empty string,
                                      empty list, or no default with TN_OPT_REQUIRED */
-    double min, max;              /* inclusive, for int, float, size, duration; both 0: any */
-    const char *const *choices;   /* NULL-terminated, for enum */
-    const char *help;             /* one sentence for the reference page and `plugin inspect` */
+    double min, max;            /* inclusive, for int, float, size, duration; both 0: any */
+    const char *const *choices; /* NULL-terminated, for enum */
+    const char *help;           /* one sentence for the reference page and `plugin inspect` */
 };
 
 #ifdef __cplusplus

@@ -20,10 +20,10 @@ extern "C" {
 #define TN_ABI_MINOR 1
 
 /* X(NAME, number, text) */
-#define TN_PLUGIN_KIND_LIST(X)        \
-    X(STRATEGY, 1, "strategy")        \
-    X(COLLECTIVE, 2, "collective")    \
-    X(DEVICE, 3, "device")            \
+#define TN_PLUGIN_KIND_LIST(X)     \
+    X(STRATEGY, 1, "strategy")     \
+    X(COLLECTIVE, 2, "collective") \
+    X(DEVICE, 3, "device")         \
     X(MODEL, 4, "model")
 
 enum {
@@ -60,9 +60,9 @@ struct tn_plugin {
 };
 
 /* The fields of the frozen prefix that say what a plugin was built with: the same in every plugin. */
-#define TN_PLUGIN_BUILT                                                                    \
-    .magic = TN_PLUGIN_MAGIC, .struct_size = sizeof(struct tn_plugin),                     \
-    .abi_major = TN_ABI_MAJOR, .abi_minor = TN_ABI_MINOR, .option_stride = sizeof(struct tn_option)
+#define TN_PLUGIN_BUILT                                                                           \
+    .magic = TN_PLUGIN_MAGIC, .struct_size = sizeof(struct tn_plugin), .abi_major = TN_ABI_MAJOR, \
+    .abi_minor = TN_ABI_MINOR, .option_stride = sizeof(struct tn_option)
 
 struct tn_host_info {
     uint32_t struct_size;
@@ -82,9 +82,9 @@ struct tn_host_info {
 TN_EXPORT const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host);
 
 /* True if `field` of *object lies inside the size that the other side was built with. */
-#define TN_HAS(object, field)                                                          \
-    ((object)->struct_size >= (uint32_t)((const char *)&(object)->field -              \
-                                         (const char *)(object)) + sizeof (object)->field)
+#define TN_HAS(object, field) \
+    ((object)->struct_size >= \
+     (uint32_t)((const char *)&(object)->field - (const char *)(object)) + sizeof(object)->field)
 
 #ifdef __cplusplus
 }

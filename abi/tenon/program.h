@@ -22,14 +22,14 @@ struct tn_value_info {
     uint32_t struct_size; /* set by the caller; the host fills what fits */
     uint32_t dtype, kind, space, flags;
     int32_t rank;
-    int64_t shape[TN_MAX_DIMS];       /* global, whatever the layout */
-    const char *dims[TN_MAX_DIMS];    /* logical axis of each dimension ("heads"), or "" */
+    int64_t shape[TN_MAX_DIMS];    /* global, whatever the layout */
+    const char *dims[TN_MAX_DIMS]; /* logical axis of each dimension ("heads"), or "" */
     const char *name;
-    const char *tag;                  /* set by the model for strategies ("residual"), or "" */
-    tn_op def;                        /* the op that makes it; 0 for params, inputs, states */
-    int32_t layer;                    /* -1: none */
-    tn_value like;                    /* param that a state or gradient belongs to, or 0 */
-    tn_value grad_of;                 /* forward value that it is a gradient of, or 0 */
+    const char *tag;  /* set by the model for strategies ("residual"), or "" */
+    tn_op def;        /* the op that makes it; 0 for params, inputs, states */
+    int32_t layer;    /* -1: none */
+    tn_value like;    /* param that a state or gradient belongs to, or 0 */
+    tn_value grad_of; /* forward value that it is a gradient of, or 0 */
 };
 
 struct tn_op_info {
@@ -42,9 +42,9 @@ struct tn_op_info {
     uint32_t n_in, n_out;
     const tn_value *in, *out; /* an absent optional one is 0 */
     const char *tag;
-    tn_op source;         /* the op that this one was derived from, or 0 */
-    uint32_t like;        /* core opcode whose rules it follows (op_register.h): its own where it is a core op, or 0 */
-    uint32_t op_flags;    /* TN_OP_COMMUNICATES, of a plugin's op */
+    tn_op source;      /* the op that this one was derived from, or 0 */
+    uint32_t like;     /* core opcode whose rules it follows (op_register.h): its own where it is a core op, or 0 */
+    uint32_t op_flags; /* TN_OP_COMMUNICATES, of a plugin's op */
 };
 
 struct tn_program_api {

@@ -20,8 +20,10 @@ struct tn_attr {
     int64_t i;
     double f;
 };
+/* clang-format off */
 #define TN_ATTR_I(k, v) { sizeof(struct tn_attr), 0, k, v, 0.0 }
 #define TN_ATTR_F(k, v) { sizeof(struct tn_attr), 1, k, 0, v }
+/* clang-format on */
 
 enum { TN_CLAIM_CHOSEN = 1 /* the strategy chose the value; the manifest asked for none in particular */ };
 
@@ -44,13 +46,13 @@ struct tn_program_edit_api {
 
     /* A value that no op makes: param, input, const or state. dims: logical axis of each
      * dimension, "" for none, or NULL. Names are global and unique. */
-    tn_value (*value)(struct tn_program *p, uint32_t kind, const char *name, uint32_t dtype,
-                      int32_t rank, const int64_t *shape, const char *const *dims);
+    tn_value (*value)(struct tn_program *p, uint32_t kind, const char *name, uint32_t dtype, int32_t rank,
+                      const int64_t *shape, const char *const *dims);
     /* An op of a core opcode, or of a plugin's. Absent optional inputs are 0; trailing ones may be left out.
      * The shape rule makes its outputs, named after the op's name and output; the first one
      * is returned (an op without outputs returns 0). The op is last_op(p). */
-    tn_value (*op)(struct tn_program *p, uint32_t opcode, const char *name,
-                   const tn_value *in, uint32_t n_in, const struct tn_attr *attrs, uint32_t n_attrs);
+    tn_value (*op)(struct tn_program *p, uint32_t opcode, const char *name, const tn_value *in, uint32_t n_in,
+                   const struct tn_attr *attrs, uint32_t n_attrs);
     tn_op (*last_op)(const struct tn_program *p);
     tn_value (*output)(const struct tn_program *p, tn_op op, uint32_t index);
 
@@ -69,8 +71,7 @@ struct tn_program_edit_api {
     void (*set_init)(struct tn_program *p, tn_value v, uint32_t init, double argument);
     /* Where a param lies in checkpoints: tensor `name`, whose dimension `dim` has `full`
      * elements, of which it is those from `offset`. Default: its own name, whole. */
-    void (*set_stored)(struct tn_program *p, tn_value v, const char *name, int32_t dim,
-                       int64_t offset, int64_t full);
+    void (*set_stored)(struct tn_program *p, tn_value v, const char *name, int32_t dim, int64_t offset, int64_t full);
 
     /* [place] Pins the placement of a param, input or state on an axis. Setting one twice
      * to different placements is an error naming both plugins. */
@@ -99,7 +100,8 @@ struct tn_program_edit_api {
      * returns the claim that holds, whose `who` tells, valid until the next one. A strategy leaves
      * alone what another one has; `tenon check` counts both. what NULL: only asks; `who` is "" if
      * nobody has it. */
-    const struct tn_claim *(*claim)(struct tn_program *p, tn_value v, const char *what, const char *key, uint32_t flags);
+    const struct tn_claim *(*claim)(struct tn_program *p, tn_value v, const char *what, const char *key,
+                                    uint32_t flags);
     /* The op becomes one of another opcode, of the same inputs and outputs; attributes, names and links stay. */
     void (*set_opcode)(struct tn_program *p, tn_op op, uint32_t opcode);
     /* [lower] Gradients that resolve has summed along `axis` are summed together, in buckets of at most so many bytes

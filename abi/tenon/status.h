@@ -13,18 +13,18 @@ extern "C" {
 #endif
 
 /* X(NAME, number, text) */
-#define TN_STATUS_LIST(X)                                     \
-    X(PENDING, 1, "not finished yet")                         \
-    X(OK, 0, "ok")                                            \
-    X(ERROR, -1, "failed")                                    \
-    X(INVALID, -2, "invalid argument")                        \
-    X(NOT_FOUND, -3, "not found")                             \
-    X(UNSUPPORTED, -4, "not supported")                       \
-    X(NO_MEMORY, -5, "out of memory")                         \
-    X(CONFLICT, -6, "conflict")                               \
-    X(TIMEOUT, -7, "deadline passed")                         \
-    X(PEER, -8, "a peer failed")                              \
-    X(IO, -9, "input/output error")                           \
+#define TN_STATUS_LIST(X)               \
+    X(PENDING, 1, "not finished yet")   \
+    X(OK, 0, "ok")                      \
+    X(ERROR, -1, "failed")              \
+    X(INVALID, -2, "invalid argument")  \
+    X(NOT_FOUND, -3, "not found")       \
+    X(UNSUPPORTED, -4, "not supported") \
+    X(NO_MEMORY, -5, "out of memory")   \
+    X(CONFLICT, -6, "conflict")         \
+    X(TIMEOUT, -7, "deadline passed")   \
+    X(PEER, -8, "a peer failed")        \
+    X(IO, -9, "input/output error")     \
     X(ABORTED, -10, "aborted")
 
 enum {

@@ -63,8 +63,8 @@ struct tn_strategy {
     /* The order of micro-batches on this rank's stages, every op of theirs once for each; at
      * most one strategy of a chain has it. Writes at most `cap` slots, their number to *n.
      * NULL: each micro-batch forward and backward, in turn. */
-    tn_status (*schedule)(void *self, const struct tn_program *program, int32_t micro_batches,
-                          struct tn_slot *slots, uint32_t cap, uint32_t *n);
+    tn_status (*schedule)(void *self, const struct tn_program *program, int32_t micro_batches, struct tn_slot *slots,
+                          uint32_t cap, uint32_t *n);
 
     /* Seconds (at the nominal rates of plan.h) to bring an activation of so many bytes elsewhere and
      * back; negative: it moves none. NULL: the strategy is none that moves. */

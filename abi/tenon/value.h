@@ -11,19 +11,19 @@
 extern "C" {
 #endif
 
-#define TN_MAX_DIMS 6 /* dimensions of a tensor */
-#define TN_MAX_AXES 8 /* axes of the mesh */
+#define TN_MAX_DIMS 6     /* dimensions of a tensor */
+#define TN_MAX_AXES 8     /* axes of the mesh */
 #define TN_MAX_CHANNELS 8 /* of messages along an axis */
 
 /* X(NAME, number, text, bytes) */
-#define TN_DTYPE_LIST(X)   \
-    X(F32, 1, "f32", 4)    \
-    X(BF16, 2, "bf16", 2)  \
-    X(F16, 3, "f16", 2)    \
-    X(I32, 4, "i32", 4)    \
-    X(I64, 5, "i64", 8)    \
-    X(U8, 6, "u8", 1)      \
-    X(I8, 7, "i8", 1)      \
+#define TN_DTYPE_LIST(X)  \
+    X(F32, 1, "f32", 4)   \
+    X(BF16, 2, "bf16", 2) \
+    X(F16, 3, "f16", 2)   \
+    X(I32, 4, "i32", 4)   \
+    X(I64, 5, "i64", 8)   \
+    X(U8, 6, "u8", 1)     \
+    X(I8, 7, "i8", 1)     \
     X(F64, 8, "f64", 8)
 
 enum {
@@ -35,11 +35,11 @@ enum {
 /* What a value is. A program's persistent memory is its params and states; accumulators
  * live through one step, across its micro-batches; inputs are written by the host. */
 /* X(NAME, number, text) */
-#define TN_KIND_LIST(X)            \
-    X(PARAM, 1, "param")           \
-    X(INPUT, 2, "input")           \
-    X(CONST, 3, "const")           \
-    X(ACTIVATION, 4, "activation") \
+#define TN_KIND_LIST(X)              \
+    X(PARAM, 1, "param")             \
+    X(INPUT, 2, "input")             \
+    X(CONST, 3, "const")             \
+    X(ACTIVATION, 4, "activation")   \
     X(ACCUMULATOR, 5, "accumulator") \
     X(STATE, 6, "state")
 
@@ -71,8 +71,8 @@ enum {
 
 /* Flags of a value. */
 enum {
-    TN_VALUE_LOSS = 1,   /* the scalar that backward starts from: a sum over target tokens */
-    TN_VALUE_OUTPUT = 2, /* read by the host after the step; wanted replicated on all axes */
+    TN_VALUE_LOSS = 1,    /* the scalar that backward starts from: a sum over target tokens */
+    TN_VALUE_OUTPUT = 2,  /* read by the host after the step; wanted replicated on all axes */
     TN_VALUE_NO_DECAY = 4 /* a param that weight decay leaves alone */
 };
 
@@ -84,21 +84,19 @@ enum {
  * parts names a table of unequal shares (program_edit.h, parts_new); 0 means equal shares. */
 typedef uint32_t tn_placement;
 
-enum { TN_PLACE_UNSET = 0, TN_PLACE_REPLICATE = 1, TN_PLACE_SHARD = 2, TN_PLACE_FLAT = 3,
-       TN_PLACE_PARTIAL = 4 };
+enum { TN_PLACE_UNSET = 0, TN_PLACE_REPLICATE = 1, TN_PLACE_SHARD = 2, TN_PLACE_FLAT = 3, TN_PLACE_PARTIAL = 4 };
 enum { TN_RED_SUM = 0, TN_RED_MAX = 1 };
 enum { TN_ORDER_PLAIN = 0, TN_ORDER_ZIGZAG = 1 };
 
-#define TN_PLACEMENT(kind, dim, order, parts)                                          \
-    ((tn_placement)(kind) | (tn_placement)(dim) << 8 | (tn_placement)(order) << 16 |    \
-     (tn_placement)(parts) << 24)
+#define TN_PLACEMENT(kind, dim, order, parts) \
+    ((tn_placement)(kind) | (tn_placement)(dim) << 8 | (tn_placement)(order) << 16 | (tn_placement)(parts) << 24)
 #define TN_REPLICATE TN_PLACEMENT(TN_PLACE_REPLICATE, 0, 0, 0)
 #define TN_SHARD(dim) TN_PLACEMENT(TN_PLACE_SHARD, dim, 0, 0)
 #define TN_SHARD_PARTS(dim, parts) TN_PLACEMENT(TN_PLACE_SHARD, dim, 0, parts)
 #define TN_SHARD_ZIGZAG(dim) TN_PLACEMENT(TN_PLACE_SHARD, dim, TN_ORDER_ZIGZAG, 0)
 #define TN_FLAT TN_PLACEMENT(TN_PLACE_FLAT, 0, 0, 0)
 #define TN_PARTIAL(red) TN_PLACEMENT(TN_PLACE_PARTIAL, red, 0, 0)
-#define TN_PLACE_KIND(p) ((p) & 0xffu)
+#define TN_PLACE_KIND(p) ((p)&0xffu)
 #define TN_PLACE_DIM(p) ((int32_t)(((p) >> 8) & 0xffu)) /* of shard */
 #define TN_PLACE_RED(p) ((int32_t)(((p) >> 8) & 0xffu)) /* of partial */
 #define TN_PLACE_ORDER(p) (((p) >> 16) & 0xffu)

@@ -150,8 +150,12 @@ static tn_status bind_bias_dw(struct cpu *cpu, const struct tn_op_desc *op, stru
 static void run_bias_gelu_dx(struct tn_kernel *k)
 {
     struct cpu_vec_columns all = {
-        .dy = k->in[0].data, .x = k->in[1].data, .dx = k->out[0].data, .b = k->in[2].data,
-        .rows = k->i[ACT_ROWS], .db = k->out[1].data,
+        .dy = k->in[0].data,
+        .x = k->in[1].data,
+        .dx = k->out[0].data,
+        .b = k->in[2].data,
+        .rows = k->i[ACT_ROWS],
+        .db = k->out[1].data,
     };
     cpu_sum_columns(k, &all, k->i[ACT_COLS], k->in[0].dtype, cpu_optional(k, 3) != NULL,
                     k->cpu->vec->bias_gelu_dx[k->i[ACT_TANH]][k->i[ACT_DTYPE]]);
@@ -341,11 +345,13 @@ static void run_dropout(struct tn_kernel *k)
 {
     const struct tn_tensor *x = &k->in[0], *step = &k->in[1];
     int64_t cols = cpu_cols(x), rows = cpu_rows(x);
-    uint64_t now = step->dtype == TN_F32 ? (uint64_t)*(const float *)step->data
-                                         : (uint64_t)*(const int32_t *)step->data;
+    uint64_t now =
+        step->dtype == TN_F32 ? (uint64_t) * (const float *)step->data : (uint64_t) * (const int32_t *)step->data;
     struct cpu_vec_dropout draws = {
-        .key = (uint64_t)k->i[DROP_KEY], .hi = cpu_dropout_hi((uint64_t)k->i[DROP_MICRO], now),
-        .threshold = (uint32_t)k->i[DROP_THRESHOLD], .scale = (float)k->f[0],
+        .key = (uint64_t)k->i[DROP_KEY],
+        .hi = cpu_dropout_hi((uint64_t)k->i[DROP_MICRO], now),
+        .threshold = (uint32_t)k->i[DROP_THRESHOLD],
+        .scale = (float)k->f[0],
     };
 #pragma omp parallel for num_threads(cpu_team(k->cpu, elements(k))) schedule(static)
     for (int64_t row = 0; row < rows; row++)
@@ -362,8 +368,8 @@ static tn_status bind_dropout(struct cpu *cpu, const struct tn_op_desc *op, stru
     CPU_REQUIRE(cpu_elements(step) == 1 && (step->dtype == TN_F32 || step->dtype == TN_I32), "a scalar step");
     CPU_REQUIRE(p >= 0 && p < 1, "p of at least 0 and below 1");
     k->i[DROP_DTYPE] = cpu_vec_dtype(x->dtype);
-    k->i[DROP_KEY] = (int64_t)cpu_dropout_key((uint64_t)cpu_attr_i(op, "seed", 0),
-                                              (uint64_t)cpu_attr_i(op, "stream", 0));
+    k->i[DROP_KEY] =
+        (int64_t)cpu_dropout_key((uint64_t)cpu_attr_i(op, "seed", 0), (uint64_t)cpu_attr_i(op, "stream", 0));
     k->i[DROP_MICRO] = cpu_attr_i(op, "micro", 0);
     k->i[DROP_THRESHOLD] = (int64_t)(p * 4294967296.0);
     k->f[0] = 1 / (1 - p);

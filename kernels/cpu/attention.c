@@ -73,14 +73,18 @@ static tn_status read_shape(struct cpu *cpu, const struct tn_op_desc *op, const 
         return refuse(cpu, op, "q, k and v are [batch, sequence, heads * head_dim], k and v of the same shape");
     int64_t head_dim = cpu_attr_i(op, "head_dim", 0);
     if (head_dim < 1 || head_dim > CPU_ATTENTION_HEAD || q->shape[2] % head_dim || k->shape[2] % head_dim)
-        return cpu->host->fail(cpu->host, TN_UNSUPPORTED,
-                               "cpu: %s: head_dim = %lld does not divide %lld and %lld, or is not 1 to %d", op->name,
-                               (long long)head_dim, (long long)q->shape[2], (long long)k->shape[2],
-                               (int)CPU_ATTENTION_HEAD);
+        return cpu->host->fail(
+            cpu->host, TN_UNSUPPORTED, "cpu: %s: head_dim = %lld does not divide %lld and %lld, or is not 1 to %d",
+            op->name, (long long)head_dim, (long long)q->shape[2], (long long)k->shape[2], (int)CPU_ATTENTION_HEAD);
     *a = (struct cpu_attention){
-        .batch = q->shape[0], .q_length = q->shape[1], .k_length = k->shape[1],
-        .heads = (int)(q->shape[2] / head_dim), .kv_heads = (int)(k->shape[2] / head_dim), .head_dim = (int)head_dim,
-        .causal = cpu_attr_i(op, "causal", 1) != 0, .bf16 = q->dtype == TN_BF16,
+        .batch = q->shape[0],
+        .q_length = q->shape[1],
+        .k_length = k->shape[1],
+        .heads = (int)(q->shape[2] / head_dim),
+        .kv_heads = (int)(k->shape[2] / head_dim),
+        .head_dim = (int)head_dim,
+        .causal = cpu_attr_i(op, "causal", 1) != 0,
+        .bf16 = q->dtype == TN_BF16,
         .block = op->opcode == TN_OP_ATTENTION_BLOCK || op->opcode == TN_OP_ATTENTION_BLOCK_DX,
         .scale = (float)cpu_attr_f(op, "scale", 1.0 / sqrt((double)head_dim)),
     };
@@ -271,7 +275,8 @@ static void run_backward(struct tn_kernel *kernel)
     const struct cpu_attention *a = &plan->a;
     if (adds_nothing(a, a->dq_given == a->dq && a->dk_given == a->dk && a->dv_given == a->dv))
         return;
-    int64_t heads = a->batch * a->kv_heads, units = heads * a->parts, tiles = cpu_attention_tiles(a->k_length), next = 0;
+    int64_t heads = a->batch * a->kv_heads, units = heads * a->parts, tiles = cpu_attention_tiles(a->k_length),
+            next = 0;
     char *scratch = kernel->scratch, *sums = scratch + plan->sums_at;
 #pragma omp parallel num_threads(kernel->cpu->threads)
     {

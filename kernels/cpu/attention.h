@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 enum {
-    CPU_ATTENTION_TILE = 64, /* queries and keys of a tile */
+    CPU_ATTENTION_TILE = 64,  /* queries and keys of a tile */
     CPU_ATTENTION_HEAD = 1024 /* largest head_dim */
 };
 
@@ -20,23 +20,24 @@ enum {
  *
  * Work is cut into units that share nothing they write. Forward: unit = (batch, query head, chunk), a chunk being a run
  * of query tiles. Backward: unit = (batch, key head, part); the (query head of the group, query tile) pairs of a key
- * head are dealt out to its parts in turn, each part sums its own dk and dv, and these are added in order in the end. */
+ * head are dealt out to its parts in turn, each part sums its own dk and dv, and these are added in order in the end.
+ * */
 struct cpu_attention {
     int64_t batch, q_length, k_length;
     int heads, kv_heads, head_dim;
     int causal, bf16;
-    int block;          /* attention_block: o, dq, dk, dv are f32 whatever the rest is, and what is given is added to */
+    int block; /* attention_block: o, dq, dk, dv are f32 whatever the rest is, and what is given is added to */
     float scale;
     const void *q, *k, *v;
-    void *o;            /* forward: written; backward: read */
-    float *lse;         /* likewise */
+    void *o;    /* forward: written; backward: read */
+    float *lse; /* likewise */
     const void *d_o;
     void *dq, *dk, *dv;
     int chunks, parts;
-    const int32_t *start;   /* [batch, q_length]; NULL: 0 */
-    const int32_t *qi, *ki; /* [q_length], [k_length]; NULL: 0, 1, .. */
-    const float *o_given, *lse_given;                /* forward: softmax so far; NULL: none */
-    const float *dq_given, *dk_given, *dv_given;     /* backward: sums so far; NULL: none */
+    const int32_t *start;                        /* [batch, q_length]; NULL: 0 */
+    const int32_t *qi, *ki;                      /* [q_length], [k_length]; NULL: 0, 1, .. */
+    const float *o_given, *lse_given;            /* forward: softmax so far; NULL: none */
+    const float *dq_given, *dk_given, *dv_given; /* backward: sums so far; NULL: none */
 };
 
 /* Keys of which head a thread has packed in its scratch, and how many tiles of them. */
@@ -46,9 +47,9 @@ struct cpu_attention_packed {
 };
 
 struct cpu_attention_level {
-    size_t (*forward_bytes)(const struct cpu_attention *a);  /* scratch of one thread */
+    size_t (*forward_bytes)(const struct cpu_attention *a); /* scratch of one thread */
     size_t (*backward_bytes)(const struct cpu_attention *a);
-    size_t (*sums_bytes)(const struct cpu_attention *a);     /* dk and dv of one unit, f32 */
+    size_t (*sums_bytes)(const struct cpu_attention *a); /* dk and dv of one unit, f32 */
     void (*forward)(const struct cpu_attention *a, int64_t unit, char *scratch, struct cpu_attention_packed *packed);
     void (*backward)(const struct cpu_attention *a, int64_t unit, char *scratch, char *sums,
                      struct cpu_attention_packed *packed);

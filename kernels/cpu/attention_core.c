@@ -286,10 +286,12 @@ INLINE void forward_tile(int pairs, const struct cpu_attention *a, struct forwar
         int diagonal = sight.diagonal;
         if (sight.nothing)
             continue;
-        struct product scores = { f->s, f->q, f->keys + k_tile * (int64_t)stride, TILE, q_row, 1, TILE,
-                                  rows, TILE, words, 0 };
-        struct product output = { f->o, (const word *)f->s, f->values + k_tile * (int64_t)stride, width, TILE, 1, width,
-                                  rows, width, p_words, 1 };
+        struct product scores = { f->s,  f->q, f->keys + k_tile * (int64_t)stride, TILE, q_row, 1, TILE, rows, TILE,
+                                  words, 0 };
+        struct product output = {
+            f->o, (const word *)f->s, f->values + k_tile * (int64_t)stride, width, TILE, 1, width, rows, width, p_words,
+            1
+        };
         multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, scores);
         mask_tile(a, f->s, &queries, k_tile, sight);
         soften(pairs, f, rows, width, diagonal, a->scale * LOG2_E);
@@ -335,10 +337,10 @@ INLINE void forward_unit(int pairs, const struct cpu_attention *a, int64_t unit,
 struct backward {
     word *keys_across, *values_across, *keys_right; /* packed, a tile after the other */
     word *q_left, *q_right, *do_left, *do_right;
-    float *s, *dp, *dq;       /* s: scores, then weights */
+    float *s, *dp, *dq; /* s: scores, then weights */
     word *p_down, *ds_down, *ds_left;
-    float *lse, *delta;       /* in base 2; sum of do * o */
-    float *dk, *dv;           /* of the unit */
+    float *lse, *delta; /* in base 2; sum of do * o */
+    float *dk, *dv;     /* of the unit */
 };
 
 static size_t backward_layout(const struct cpu_attention *a, char *base, struct backward *b)

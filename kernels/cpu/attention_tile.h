@@ -136,8 +136,8 @@ INLINE vec multiply_add(int pairs, vec a, vec b, vec c)
 }
 
 /* ROWS rows and `vectors` vectors of columns of c. */
-INLINE void multiply_block(int pairs, int vectors, float *c, int64_t c_row, const word *a, int64_t a_row,
-                           int64_t a_col, const float *b, int64_t b_row, int k_end, int add)
+INLINE void multiply_block(int pairs, int vectors, float *c, int64_t c_row, const word *a, int64_t a_row, int64_t a_col,
+                           const float *b, int64_t b_row, int k_end, int add)
 {
     vec sum[ROWS][MOST_VECTORS];
 #pragma GCC unroll 4
@@ -178,8 +178,8 @@ struct product {
 INLINE void multiply_columns(int pairs, int vectors, const struct product *p, int column)
 {
     for (int m = 0; m < p->m; m += ROWS)
-        multiply_block(pairs, vectors, p->c + m * p->c_row + column, p->c_row, p->a + m * p->a_row, p->a_row,
-                       p->a_col, (const float *)(const void *)p->b + column, p->b_row, p->k, p->add);
+        multiply_block(pairs, vectors, p->c + m * p->c_row + column, p->c_row, p->a + m * p->a_row, p->a_row, p->a_col,
+                       (const float *)(const void *)p->b + column, p->b_row, p->k, p->add);
 }
 
 /* A panel of b's columns at a time, which stays in the first cache. */

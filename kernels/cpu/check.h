@@ -8,9 +8,9 @@
 #include "vec.h"
 
 /* Leaves a bind function unless `condition` holds; `what` says what the op takes. */
-#define CPU_REQUIRE(condition, what)                                                                     \
-    do {                                                                                                 \
-        if (!(condition))                                                                                \
+#define CPU_REQUIRE(condition, what)                                                                          \
+    do {                                                                                                      \
+        if (!(condition))                                                                                     \
             return cpu->host->fail(cpu->host, TN_UNSUPPORTED, "%s: the cpu kernel takes %s", op->name, what); \
     } while (0)
 
@@ -50,7 +50,8 @@ static inline bool cpu_alike(const struct tn_tensor *a, const struct tn_tensor *
 static inline int64_t cpu_dtype_bytes(uint32_t dtype)
 {
     switch (dtype) {
-#define TN_X(name, number, text, bytes) case number: return bytes;
+#define TN_X(name, number, text, bytes) \
+    case number: return bytes;
         TN_DTYPE_LIST(TN_X)
 #undef TN_X
     default: return 0;

@@ -50,7 +50,7 @@ void cpu_sum_columns(struct tn_kernel *kernel, const struct cpu_vec_columns *all
     int64_t blocks = blocks_of(all->rows), row_bytes = cols * cpu_dtype_bytes(dtype);
     float *dw = all->dw ? kernel->scratch : NULL;
     float *db = all->db ? (float *)kernel->scratch + (dw ? blocks * cols : 0) : NULL;
-#pragma omp parallel for num_threads(cpu_team(kernel->cpu, all->rows * cols)) schedule(static)
+#pragma omp parallel for num_threads(cpu_team(kernel->cpu, all->rows *cols)) schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
         struct cpu_vec_columns part = block_at(all, block, cols, row_bytes, dw, db);
         sum(&part, cols);

@@ -21,14 +21,8 @@ static const uint64_t HUGE_PAGE = 2u << 20; /* larger blocks start at a huge pag
 
 /* One table a family; a new family is one line here. */
 static const struct cpu_row *const families[] = {
-    cpu_linear_rows,
-    cpu_attention_rows,
-    cpu_norm_rows,
-    cpu_activation_rows,
-    cpu_embedding_rows,
-    cpu_loss_rows,
-    cpu_optimizer_rows,
-    cpu_layout_rows,
+    cpu_linear_rows,    cpu_attention_rows, cpu_norm_rows,      cpu_activation_rows,
+    cpu_embedding_rows, cpu_loss_rows,      cpu_optimizer_rows, cpu_layout_rows,
 };
 
 static const struct cpu_row *row_find(uint32_t opcode)
@@ -317,10 +311,18 @@ static const struct tn_device device_table = {
 static const char *const isa_choices[] = { "auto", "baseline", "avx2", "avx512", "avx512_bf16", NULL };
 
 static const struct tn_option options[] = {
-    { .struct_size = sizeof(struct tn_option), .type = TN_OPT_INT, .flags = TN_OPT_AUTO, .key = "threads",
-      .fallback = "auto", .min = 1, .max = 1024,
+    { .struct_size = sizeof(struct tn_option),
+      .type = TN_OPT_INT,
+      .flags = TN_OPT_AUTO,
+      .key = "threads",
+      .fallback = "auto",
+      .min = 1,
+      .max = 1024,
       .help = "Threads of one rank; auto shares the cores of the affinity mask among the ranks of this host." },
-    { .struct_size = sizeof(struct tn_option), .type = TN_OPT_ENUM, .key = "isa", .fallback = "auto",
+    { .struct_size = sizeof(struct tn_option),
+      .type = TN_OPT_ENUM,
+      .key = "isa",
+      .fallback = "auto",
       .choices = isa_choices,
       .help = "Highest instruction level that Tenon's own kernels use (oneDNN chooses for itself)." },
 };

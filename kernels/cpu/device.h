@@ -27,7 +27,7 @@ struct cpu {
 };
 
 /* isa.c */
-int cpu_isa_detect(void);              /* the highest level that this processor has */
+int cpu_isa_detect(void); /* the highest level that this processor has */
 const char *cpu_isa_name(int isa);
 int cpu_ranks_here(const struct cpu *cpu);   /* LOCAL_WORLD_SIZE; before ranks are started, all of the job's */
 int cpu_threads_auto(const struct cpu *cpu); /* cores of the affinity mask / ranks here, at least 1 */

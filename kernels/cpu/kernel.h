@@ -14,18 +14,18 @@
 
 enum { CPU_MOST_TENSORS = 8 };
 
-struct cpu;      /* device.h: the instance (threads, vec table, oneDNN engine and stream) */
+struct cpu; /* device.h: the instance (threads, vec table, oneDNN engine and stream) */
 
 struct tn_kernel {
     void (*run)(struct tn_kernel *kernel);
-    void (*release)(struct tn_kernel *kernel);   /* frees `state`; NULL: nothing to free */
+    void (*release)(struct tn_kernel *kernel); /* frees `state`; NULL: nothing to free */
     struct cpu *cpu;
     const char *name;
     uint32_t n_in, n_out;
-    struct tn_tensor *in, *out;   /* copies; an absent optional one has data == NULL and dtype == 0 */
+    struct tn_tensor *in, *out; /* copies; an absent optional one has data == NULL and dtype == 0 */
     void *scratch;
-    void *state;                  /* the family's own */
-    int64_t i[4];                 /* attributes and sizes, as the family likes */
+    void *state;  /* the family's own */
+    int64_t i[4]; /* attributes and sizes, as the family likes */
     double f[4];
 };
 

@@ -15,7 +15,7 @@
 struct plan {
     int own;                    /* by our own core; nothing else of this holds then but bytes */
     struct cpu_product product; /* that the primitive computes: f32 where widened */
-    int widened, narrow_c;  /* a and b are widened; so is c, and narrowed afterwards */
+    int widened, narrow_c;      /* a and b are widened; so is c, and narrowed afterwards */
     uint64_t b_at, c_at, primitive_at, bytes;
 };
 
@@ -44,22 +44,23 @@ static tn_status check_operand(struct cpu *cpu, const struct tn_op_desc *op, con
     if (!tensor || tensor->rank < 1)
         return refuse(cpu, op, "a tensor is missing or has no dimensions");
     if (tensor->dtype != dtype)
-        return refuse(cpu, op, "the dtypes do not match; x, w and their gradients are all f32 or all bf16, "
-                               "bias and dw f32");
+        return refuse(cpu, op,
+                      "the dtypes do not match; x, w and their gradients are all f32 or all bf16, "
+                      "bias and dw f32");
     return TN_OK;
 }
 
 /* Rows and columns of the activation `x` and the matrix `w`, whose sides are `in` and `out`. */
-static tn_status check_matrix(struct cpu *cpu, const struct tn_op_desc *op, const struct tn_tensor *w,
-                              int64_t in, int64_t out, int trans)
+static tn_status check_matrix(struct cpu *cpu, const struct tn_op_desc *op, const struct tn_tensor *w, int64_t in,
+                              int64_t out, int trans)
 {
     if (w->rank != 2)
         return refuse(cpu, op, "w is not a matrix");
     int64_t w_in = w->shape[trans ? 1 : 0], w_out = w->shape[trans ? 0 : 1];
     if (w_in != in || w_out != out)
         return cpu->host->fail(cpu->host, TN_UNSUPPORTED,
-                               "cpu: %s: w joins %lld with %lld elements, the activations have %lld and %lld",
-                               op->name, (long long)w_in, (long long)w_out, (long long)in, (long long)out);
+                               "cpu: %s: w joins %lld with %lld elements, the activations have %lld and %lld", op->name,
+                               (long long)w_in, (long long)w_out, (long long)in, (long long)out);
     return TN_OK;
 }
 
@@ -77,15 +78,9 @@ static int sides_of(const struct tn_op_desc *op, struct sides *s)
     const struct tn_tensor *third = op->n_in > 2 ? op->in[2] : NULL;
     *s = (struct sides){ .opcode = op->opcode, .trans = cpu_attr_i(op, "trans", 0) != 0 };
     switch (op->opcode) {
-    case TN_OP_LINEAR:
-        s->x = op->in[0], s->w = op->in[1], s->bias = third, s->y = op->out[0];
-        break;
-    case TN_OP_LINEAR_DX:
-        s->y = op->in[0], s->w = op->in[1], s->acc = third, s->x = op->out[0];
-        break;
-    default:
-        s->x = op->in[0], s->y = op->in[1], s->acc = third, s->w = op->out[0];
-        break;
+    case TN_OP_LINEAR: s->x = op->in[0], s->w = op->in[1], s->bias = third, s->y = op->out[0]; break;
+    case TN_OP_LINEAR_DX: s->y = op->in[0], s->w = op->in[1], s->acc = third, s->x = op->out[0]; break;
+    default: s->x = op->in[0], s->y = op->in[1], s->acc = third, s->w = op->out[0]; break;
     }
     return s->x && s->y && s->w;
 }
@@ -93,8 +88,9 @@ static int sides_of(const struct tn_op_desc *op, struct sides *s)
 static struct cpu_product product_of(const struct sides *s)
 {
     int64_t t = cpu_rows(s->x), in = cpu_cols(s->x), out = cpu_cols(s->y);
-    struct cpu_product p = { .dtype = s->x->dtype, .c_dtype = s->x->dtype, .has_bias = s->bias != NULL,
-                         .accumulate = s->acc != NULL };
+    struct cpu_product p = {
+        .dtype = s->x->dtype, .c_dtype = s->x->dtype, .has_bias = s->bias != NULL, .accumulate = s->acc != NULL
+    };
     if (s->opcode == TN_OP_LINEAR) {
         p.m = t, p.n = out, p.k = in, p.b_trans = s->trans;
     } else if (s->opcode == TN_OP_LINEAR_DX) {
@@ -246,8 +242,8 @@ static void release(struct tn_kernel *kernel)
     kernel->cpu->host->release(kernel->cpu->host, g);
 }
 
-static int add_arg(struct gemm *g, int arg, dnnl_memory_t *memory, const dnnl_memory_desc_t *desc,
-                   dnnl_engine_t engine, void *data)
+static int add_arg(struct gemm *g, int arg, dnnl_memory_t *memory, const dnnl_memory_desc_t *desc, dnnl_engine_t engine,
+                   void *data)
 {
     if (dnnl_memory_create(memory, desc, engine, data) != dnnl_success)
         return 0;
@@ -285,8 +281,7 @@ static void run(struct tn_kernel *kernel)
     if (status == dnnl_success)
         status = dnnl_stream_wait(kernel->cpu->stream);
     if (status != dnnl_success)
-        kernel->cpu->host->log(kernel->cpu->host, TN_LOG_ERROR, "oneDNN failed (%d) in %s", (int)status,
-                               kernel->name);
+        kernel->cpu->host->log(kernel->cpu->host, TN_LOG_ERROR, "oneDNN failed (%d) in %s", (int)status, kernel->name);
 }
 
 static void run_own(struct tn_kernel *kernel)
@@ -306,8 +301,7 @@ static void narrow(const struct cpu *cpu, void *to, const char *from, int64_t n)
 {
 #pragma omp parallel for num_threads(cpu_team(cpu, n)) schedule(static)
     for (int64_t at = 0; at < n; at += CPU_BLOCK)
-        cpu->vec->from_f32[CPU_VEC_BF16]((uint16_t *)to + at, (const float *)(const void *)from + at,
-                                         cpu_block(n, at));
+        cpu->vec->from_f32[CPU_VEC_BF16]((uint16_t *)to + at, (const float *)(const void *)from + at, cpu_block(n, at));
 }
 
 static void run_widened(struct tn_kernel *kernel)

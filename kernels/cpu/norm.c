@@ -68,8 +68,14 @@ static void run_forward(struct tn_kernel *k, const struct forward *t,
 #pragma omp parallel for num_threads(cpu_team(k->cpu, elements(k))) schedule(static)
     for (int64_t n = 0; n < k->i[NORM_ROWS]; n++) {
         struct cpu_vec_norm row = {
-            .r = row_of(r, n, k), .y = row_of(t->y->data, n, k), .a = row_of(t->a->data, n, k), .b = row_of(b, n, k),
-            .w = t->w->data, .bias = data_of(t->bias), .mean = mean ? mean + n : NULL, .rstd = rstd + n,
+            .r = row_of(r, n, k),
+            .y = row_of(t->y->data, n, k),
+            .a = row_of(t->a->data, n, k),
+            .b = row_of(b, n, k),
+            .w = t->w->data,
+            .bias = data_of(t->bias),
+            .mean = mean ? mean + n : NULL,
+            .rstd = rstd + n,
             .eps = (float)k->f[NORM_EPS],
         };
         norm(&row, k->i[NORM_COLS]);
@@ -132,8 +138,13 @@ static void run_dx(struct tn_kernel *k, const float *mean, const float *rstd, co
 #pragma omp parallel for num_threads(cpu_team(k->cpu, elements(k))) schedule(static)
     for (int64_t n = 0; n < k->i[NORM_ROWS]; n++) {
         struct cpu_vec_norm_dx row = {
-            .dx = row_of(k->out[0].data, n, k), .dy = row_of(k->in[0].data, n, k), .x = row_of(k->in[1].data, n, k),
-            .res = row_of(residual, n, k), .w = k->in[2].data, .mean = mean ? mean[n] : 0.0f, .rstd = rstd[n],
+            .dx = row_of(k->out[0].data, n, k),
+            .dy = row_of(k->in[0].data, n, k),
+            .x = row_of(k->in[1].data, n, k),
+            .res = row_of(residual, n, k),
+            .w = k->in[2].data,
+            .mean = mean ? mean[n] : 0.0f,
+            .rstd = rstd[n],
         };
         norm_dx(&row, k->i[NORM_COLS]);
     }
@@ -172,8 +183,13 @@ static tn_status bind_dx(struct cpu *cpu, const struct tn_op_desc *op, struct tn
 static void run_layernorm_dw(struct tn_kernel *k)
 {
     struct cpu_vec_columns all = {
-        .dy = k->in[0].data, .x = k->in[1].data, .mean = k->in[2].data, .rstd = k->in[3].data,
-        .rows = k->i[NORM_ROWS], .dw = k->out[0].data, .db = k->out[1].data,
+        .dy = k->in[0].data,
+        .x = k->in[1].data,
+        .mean = k->in[2].data,
+        .rstd = k->in[3].data,
+        .rows = k->i[NORM_ROWS],
+        .dw = k->out[0].data,
+        .db = k->out[1].data,
     };
     cpu_sum_columns(k, &all, k->i[NORM_COLS], k->in[1].dtype, cpu_optional(k, 4) != NULL,
                     k->cpu->vec->layernorm_dw[k->i[NORM_DTYPE]]);
@@ -203,8 +219,11 @@ static tn_status bind_layernorm_dw(struct cpu *cpu, const struct tn_op_desc *op,
 static void run_rmsnorm_dw(struct tn_kernel *k)
 {
     struct cpu_vec_columns all = {
-        .dy = k->in[0].data, .x = k->in[1].data, .rstd = k->in[2].data,
-        .rows = k->i[NORM_ROWS], .dw = k->out[0].data,
+        .dy = k->in[0].data,
+        .x = k->in[1].data,
+        .rstd = k->in[2].data,
+        .rows = k->i[NORM_ROWS],
+        .dw = k->out[0].data,
     };
     cpu_sum_columns(k, &all, k->i[NORM_COLS], k->in[1].dtype, cpu_optional(k, 3) != NULL,
                     k->cpu->vec->rmsnorm_dw[k->i[NORM_DTYPE]]);

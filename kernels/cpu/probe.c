@@ -2,7 +2,8 @@
  *
  * The peak of each dtype is that of oneDNN products that stay in the cache, the memory figure that of a copy that does
  * not; together they take under 100 ms. Each thread computes its own products and its best one counts, by the time
- * that it had a core, so that others who keep the cores busy do not lower it: MFU compares with what the cores can do. */
+ * that it had a core, so that others who keep the cores busy do not lower it: MFU compares with what the cores can do.
+ * */
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -205,7 +206,7 @@ static double tensors_bytes(const struct tn_tensor *const *tensors, uint32_t n)
 {
     static const int bytes[] = { 0,
 #define TN_X(name, number, text, size) size,
-        TN_DTYPE_LIST(TN_X)
+                                 TN_DTYPE_LIST(TN_X)
 #undef TN_X
     };
     double sum = 0;
@@ -219,12 +220,9 @@ static double tensors_bytes(const struct tn_tensor *const *tensors, uint32_t n)
 static double op_flops(const struct tn_op_desc *op)
 {
     switch (op->opcode) {
-    case TN_OP_LINEAR:
-        return 2.0 * (double)cpu_elements(op->in[0]) * (double)cpu_cols(op->out[0]);
-    case TN_OP_LINEAR_DX:
-        return 2.0 * (double)cpu_elements(op->in[0]) * (double)cpu_cols(op->out[0]);
-    case TN_OP_LINEAR_DW:
-        return 2.0 * (double)cpu_elements(op->in[0]) * (double)cpu_cols(op->in[1]);
+    case TN_OP_LINEAR: return 2.0 * (double)cpu_elements(op->in[0]) * (double)cpu_cols(op->out[0]);
+    case TN_OP_LINEAR_DX: return 2.0 * (double)cpu_elements(op->in[0]) * (double)cpu_cols(op->out[0]);
+    case TN_OP_LINEAR_DW: return 2.0 * (double)cpu_elements(op->in[0]) * (double)cpu_cols(op->in[1]);
     case TN_OP_ATTENTION:
     case TN_OP_ATTENTION_DX: {
         /* Two products of S x S x D a head forward, five backward; half of each where causal. */

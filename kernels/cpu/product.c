@@ -118,8 +118,10 @@ struct cpu_parts *cpu_parts_create(const struct cpu *cpu, const struct cpu_produ
     struct cpu_parts *parts = cpu->host->alloc(cpu->host, sizeof *parts + (size_t)n * sizeof parts->part[0]);
     if (!parts)
         return NULL;
-    *parts = (struct cpu_parts){ .compute = p->dtype == TN_BF16 ? level->bf16 : level->f32, .scratch = data->scratch,
-                                 .scratch_bytes = part_scratch(cpu, p, &g), .n = n };
+    *parts = (struct cpu_parts){ .compute = p->dtype == TN_BF16 ? level->bf16 : level->f32,
+                                 .scratch = data->scratch,
+                                 .scratch_bytes = part_scratch(cpu, p, &g),
+                                 .n = n };
     for (int i = 0; i < n; i++)
         parts->part[i] = part_at(p, data, &g, i);
     return parts;

@@ -216,9 +216,9 @@ INLINE void finish_row(const struct finish *f, const __m512 *sum, int64_t row, i
         if (f->bias)
             value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, f->bias + at));
         if (f->add)
-            value = _mm512_add_ps(value, f->add_bf16
-                ? bf16_load((const uint16_t *)f->add + row * f->add_step + at, mask)
-                : _mm512_maskz_loadu_ps(mask, (const float *)f->add + row * f->add_step + at));
+            value = _mm512_add_ps(
+                value, f->add_bf16 ? bf16_load((const uint16_t *)f->add + row * f->add_step + at, mask)
+                                   : _mm512_maskz_loadu_ps(mask, (const float *)f->add + row * f->add_step + at));
         if (f->to_bf16)
             bf16_store((uint16_t *)f->to + row * f->to_step + at, mask, value);
         else
@@ -244,8 +244,8 @@ INLINE void prefetch_tile(const void *c, int64_t step_bytes, int64_t row, int64_
             __builtin_prefetch((const char *)c + (row + r) * step_bytes + at_bytes + 64 * v, 1);
 }
 
-INLINE void tile(const uint32_t *a, const uint32_t *b, int64_t words, const struct finish *f, int64_t row,
-                 int64_t rows, int64_t col, int64_t cols, int bf16)
+INLINE void tile(const uint32_t *a, const uint32_t *b, int64_t words, const struct finish *f, int64_t row, int64_t rows,
+                 int64_t col, int64_t cols, int bf16)
 {
     __m512 sum[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)

@@ -13,7 +13,7 @@
 #include <tenon/value.h>
 
 enum { CPU_VEC_F32 = 0, CPU_VEC_BF16 = 1 };
-enum { CPU_VEC_HEAD = 1024 };   /* largest head_dim of rope */
+enum { CPU_VEC_HEAD = 1024 }; /* largest head_dim of rope */
 
 /* What a norm's row reads and writes; `a` and `b` are added first where b is not NULL, and their sum is stored in r. */
 struct cpu_vec_norm {
@@ -35,23 +35,23 @@ struct cpu_vec_norm_dx {
 struct cpu_vec_columns {
     const void *dy, *x;
     void *dx;
-    const float *b;            /* bias_gelu_dx */
-    const float *mean, *rstd;  /* one a row */
+    const float *b;           /* bias_gelu_dx */
+    const float *mean, *rstd; /* one a row */
     int64_t rows;
     float *dw, *db;
 };
 
 struct cpu_vec_adamw {
     float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
-    float factor;          /* of the gradient */
-    float step;            /* lr / (1 - beta1^t) */
-    float keep;            /* 1 - lr decay */
-    float inv_sqrt_c2;     /* 1 / sqrt(1 - beta2^t) */
+    float factor;      /* of the gradient */
+    float step;        /* lr / (1 - beta1^t) */
+    float keep;        /* 1 - lr decay */
+    float inv_sqrt_c2; /* 1 / sqrt(1 - beta2^t) */
 };
 
 struct cpu_vec_dropout {
-    uint64_t key, hi;      /* of Philox */
-    uint32_t threshold;    /* a draw below it drops the element */
+    uint64_t key, hi;   /* of Philox */
+    uint32_t threshold; /* a draw below it drops the element */
     float scale;
 };
 
@@ -67,7 +67,7 @@ struct cpu_vec {
     void (*accumulate[2])(float *y, const float *acc, const void *x, int64_t n);
     void (*scale[2])(void *y, const void *x, float s, int64_t n);
     void (*bias_add[2])(void *y, const void *x, const float *b, int64_t n);
-    void (*gelu[2][2])(void *y, const void *x, int64_t n);                         /* [tanh][dtype] */
+    void (*gelu[2][2])(void *y, const void *x, int64_t n); /* [tanh][dtype] */
     void (*bias_gelu[2][2])(void *y, const void *x, const float *b, int64_t n);
     void (*gelu_dx[2][2])(void *dx, const void *dy, const void *x, int64_t n);
     void (*swiglu[2])(void *y, const void *g, const void *u, int64_t n);
@@ -83,16 +83,16 @@ struct cpu_vec {
     void (*rmsnorm_dx[2])(const struct cpu_vec_norm_dx *row, int64_t n);
 
     /* sums over rows of n columns */
-    void (*bias_dw[2])(const struct cpu_vec_columns *c, int64_t n);                /* db */
-    void (*layernorm_dw[2])(const struct cpu_vec_columns *c, int64_t n);           /* dw, db */
-    void (*rmsnorm_dw[2])(const struct cpu_vec_columns *c, int64_t n);             /* dw */
-    void (*bias_gelu_dx[2][2])(const struct cpu_vec_columns *c, int64_t n);        /* dx, db; [tanh][dtype] */
+    void (*bias_dw[2])(const struct cpu_vec_columns *c, int64_t n);         /* db */
+    void (*layernorm_dw[2])(const struct cpu_vec_columns *c, int64_t n);    /* dw, db */
+    void (*rmsnorm_dw[2])(const struct cpu_vec_columns *c, int64_t n);      /* dw */
+    void (*bias_gelu_dx[2][2])(const struct cpu_vec_columns *c, int64_t n); /* dx, db; [tanh][dtype] */
 
     /* rows of logits */
     float (*max[2])(const void *x, int64_t n);
-    double (*sum_exp[2])(const void *x, float m, int64_t n);                       /* of exp(x - m) */
+    double (*sum_exp[2])(const void *x, float m, int64_t n); /* of exp(x - m) */
     void (*online_softmax[2])(const void *x, int64_t n, float *m, double *z);
-    void (*softmax[2])(void *y, const void *x, float lse, float s, int64_t n);     /* exp(x - lse) s */
+    void (*softmax[2])(void *y, const void *x, float lse, float s, int64_t n); /* exp(x - lse) s */
 
     /* optimizer, all f32 */
     double (*sumsq)(const float *x, int64_t n);

@@ -8,8 +8,14 @@
 #define JOIN(a, b) a##b
 #define TABLE(level) JOIN(cpu_vec_, level)
 
-#define DTYPES(name) { name##_f32, name##_bf16 }
-#define FORMS(name) { DTYPES(name##_erf), DTYPES(name##_tanh) }
+#define DTYPES(name)            \
+    {                           \
+        name##_f32, name##_bf16 \
+    }
+#define FORMS(name)                             \
+    {                                           \
+        DTYPES(name##_erf), DTYPES(name##_tanh) \
+    }
 
 extern const struct cpu_vec TABLE(CPU_LEVEL);
 

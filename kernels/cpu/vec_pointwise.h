@@ -9,9 +9,15 @@
 #include "vec.h"
 #include "vec_math.h"
 
-#define BOTH(name, params, ...)                                  \
-    static void name##_f32 params { name(__VA_ARGS__, 0); }      \
-    static void name##_bf16 params { name(__VA_ARGS__, 1); }
+#define BOTH(name, params, ...)    \
+    static void name##_f32 params  \
+    {                              \
+        name(__VA_ARGS__, 0);      \
+    }                              \
+    static void name##_bf16 params \
+    {                              \
+        name(__VA_ARGS__, 1);      \
+    }
 
 /* --- dtypes --- */
 
@@ -104,11 +110,23 @@ INLINE void gelu_dx(void *dx, const void *dy, const void *x, int64_t n, int tanh
         store(dx, i, load(dy, i, bf16) * gelu_slope(load(x, i, bf16), tanh), bf16);
 }
 
-#define BOTH_FORMS(name, params, ...)                               \
-    static void name##_erf_f32 params { name(__VA_ARGS__, 0, 0); }  \
-    static void name##_erf_bf16 params { name(__VA_ARGS__, 0, 1); } \
-    static void name##_tanh_f32 params { name(__VA_ARGS__, 1, 0); } \
-    static void name##_tanh_bf16 params { name(__VA_ARGS__, 1, 1); }
+#define BOTH_FORMS(name, params, ...)   \
+    static void name##_erf_f32 params   \
+    {                                   \
+        name(__VA_ARGS__, 0, 0);        \
+    }                                   \
+    static void name##_erf_bf16 params  \
+    {                                   \
+        name(__VA_ARGS__, 0, 1);        \
+    }                                   \
+    static void name##_tanh_f32 params  \
+    {                                   \
+        name(__VA_ARGS__, 1, 0);        \
+    }                                   \
+    static void name##_tanh_bf16 params \
+    {                                   \
+        name(__VA_ARGS__, 1, 1);        \
+    }
 
 BOTH_FORMS(gelu, (void *y, const void *x, int64_t n), y, x, n)
 BOTH_FORMS(bias_gelu, (void *y, const void *x, const float *b, int64_t n), y, x, b, n)
@@ -159,8 +177,8 @@ INLINE void rope(void *y, const void *x, const float *cosine, const float *sine,
         }
     }
 }
-BOTH(rope, (void *y, const void *x, const float *cosine, const float *sine, int64_t half, int64_t heads),
-     y, x, cosine, sine, half, heads)
+BOTH(rope, (void *y, const void *x, const float *cosine, const float *sine, int64_t half, int64_t heads), y, x, cosine,
+     sine, half, heads)
 
 /* --- dropout --- */
 

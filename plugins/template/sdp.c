@@ -31,8 +31,8 @@ struct sdp {
  * `tenon plugin inspect`. A strategy with the key "size" and no `axes` function gets one axis of that size, named by
  * its id; "auto" takes the ranks that other strategies leave. */
 static const struct tn_option options[] = {
-    {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
-     "Ranks that share the batch; auto: all that other strategies leave."},
+    { sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
+      "Ranks that share the batch; auto: all that other strategies leave." },
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -72,7 +72,7 @@ static tn_status place(void *self, struct tn_program *program)
     const struct sdp *sdp = self;
     const int32_t axis = sdp->read->axis_find(program, "sdp");
     for (tn_value v = sdp->read->value_next(program, 0); v; v = sdp->read->value_next(program, v)) {
-        struct tn_value_info info = {.struct_size = sizeof info};
+        struct tn_value_info info = { .struct_size = sizeof info };
         sdp->read->value_info(program, v, &info);
         for (int32_t dim = 0; info.kind == TN_KIND_INPUT && dim < info.rank; dim++)
             if (strcmp(info.dims[dim], "batch") == 0)
@@ -91,7 +91,7 @@ static const struct tn_strategy table = {
 };
 
 /* Tenon refuses to load the plugin where it cannot offer one of these, so that create need not look. */
-static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
+static const char *const needs[] = { "tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL };
 
 static const struct tn_plugin plugin = {
     .magic = TN_PLUGIN_MAGIC,

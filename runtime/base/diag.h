@@ -11,8 +11,8 @@
 #include "base/arena.h"
 
 struct tn_where {
-    const char *file; /* NULL: none */
-    int line;         /* 0: none */
+    const char *file;          /* NULL: none */
+    int line;                  /* 0: none */
     const char *section, *key; /* NULL: none */
 };
 

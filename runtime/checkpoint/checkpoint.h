@@ -17,13 +17,13 @@ struct tn_checkpoint;
 
 /* How far a run is; what a resumed one goes on from. */
 struct tn_progress {
-    int64_t step;           /* steps done */
+    int64_t step; /* steps done */
     int64_t applied, skipped, skipped_in_row;
 };
 
 struct tn_checkpoint_of {
     struct tn_job *job;
-    struct tn_rank *rank;   /* NULL: a world of one */
+    struct tn_rank *rank; /* NULL: a world of one */
     const struct tn_exec *exec;
     const struct tn_compiled *compiled;
     /* The largest of what all ranks say; all must call it alike. */
@@ -46,8 +46,8 @@ void tn_checkpoint_close(struct tn_checkpoint *checkpoint);
 enum { TN_ORIGIN_SEED, TN_ORIGIN_LOAD, TN_ORIGIN_CHECKPOINT };
 struct tn_origin {
     int kind;
-    char path[4096];              /* of the weights or the checkpoint */
-    struct tn_progress progress;  /* of the checkpoint */
+    char path[4096];             /* of the weights or the checkpoint */
+    struct tn_progress progress; /* of the checkpoint */
 };
 
 /* Adds to the job's problems what open would refuse, with the key; changes nothing. `compiled`: any rank's. */

@@ -20,7 +20,8 @@ struct place {
 static void report(void *ctx, const char *what)
 {
     const struct place *place = ctx;
-    tn_diag_add(&place->job->diag, tn_manifest_where(&place->job->manifest, place->section, place->key), NULL, "%s", what);
+    tn_diag_add(&place->job->diag, tn_manifest_where(&place->job->manifest, place->section, place->key), NULL, "%s",
+                what);
 }
 
 /* The folder itself, or the nearest one above it that is there, must be one that files can be made in. */
@@ -36,8 +37,9 @@ static void check_folder(struct place *place, const char *folder)
         report(place, what);
         return;
     }
-    const char *why = !S_ISDIR(info.st_mode) ? "is a file, and no folder can be made there"
-                      : access(path, W_OK | X_OK) ? strerror(errno) : NULL;
+    const char *why = !S_ISDIR(info.st_mode)      ? "is a file, and no folder can be made there"
+                      : access(path, W_OK | X_OK) ? strerror(errno)
+                                                  : NULL;
     if (!why)
         return;
     snprintf(what, sizeof what, "%s: %s", path, why);

@@ -66,7 +66,8 @@ static int name_is_new(json_t *map, const char *until, const char *file)
 {
     const char *name;
     json_t *value;
-    json_object_foreach(map, name, value) {
+    json_object_foreach(map, name, value)
+    {
         if (strcmp(name, until) == 0)
             return 1;
         if (json_is_string(value) && strcmp(json_string_value(value), file) == 0)
@@ -80,7 +81,8 @@ static tn_status check_map(struct source *source, const char *path, json_t *map)
 {
     const char *name;
     json_t *value;
-    json_object_foreach(map, name, value) {
+    json_object_foreach(map, name, value)
+    {
         size_t i = 0;
         while (i < source->n && !tn_safetensors_find(source->files[i], name))
             i++;
@@ -100,7 +102,8 @@ static tn_status open_index(struct source *source, const char *folder, const cha
     char file[2 * PATH_MOST];
     if (!json_is_object(map))
         status = refuse(source, "%s: %s", path, root ? "there is no weight_map in it" : problem.text);
-    json_object_foreach(map, name, value) {
+    json_object_foreach(map, name, value)
+    {
         const char *in = json_string_value(value);
         if (!in || strchr(in, '/')) {
             status = refuse(source, "%s: tensor %s is in no file of this folder", path, name);

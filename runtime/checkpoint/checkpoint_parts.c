@@ -46,7 +46,9 @@ static struct tn_stored_tensor tensor_of(struct tn_stored *stored, const struct 
 }
 
 /* Open addressing: a slot holds 1 + the tensor's index. */
-struct table { uint32_t *slot, mask; };
+struct table {
+    uint32_t *slot, mask;
+};
 
 static uint32_t hash_name(const char *name)
 {
@@ -90,9 +92,11 @@ void tn_stored_init(struct tn_stored *stored, const struct tn_compiled *compiled
         tn_value here = tn_value_find(flat, value->name);
         stored->n_values++;
         if (here && is_kept(&flat->values[here]) && compiled->plan.offset[here] >= 0)
-            stored->parts[stored->n_parts++] = (struct tn_stored_part){
-                .value = here, .tensor = tensor, .dim = param->stored.name ? param->stored.dim : 0,
-                .offset = param->stored.name ? param->stored.offset : 0 };
+            stored->parts[stored->n_parts++] =
+                (struct tn_stored_part){ .value = here,
+                                         .tensor = tensor,
+                                         .dim = param->stored.name ? param->stored.dim : 0,
+                                         .offset = param->stored.name ? param->stored.offset : 0 };
     }
 }
 

@@ -18,9 +18,9 @@ struct tn_stored_tensor {
 
 /* A param or state of the flat program as a slice of a stored tensor. */
 struct tn_stored_part {
-    tn_value value;      /* of the flat program */
+    tn_value value; /* of the flat program */
     uint32_t tensor;
-    int32_t dim;         /* sliced along it, from `offset` on */
+    int32_t dim; /* sliced along it, from `offset` on */
     int64_t offset;
 };
 

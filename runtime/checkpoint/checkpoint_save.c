@@ -39,15 +39,15 @@ struct tn_checkpoint {
     struct tn_stored stored;
     char folder[PATH_MOST]; /* "": only load was asked for */
     struct file files[TN_CHECKPOINT_FILES];
-    unsigned char *writes;  /* by part: this rank is the one that writes it */
-    float **copy;           /* by part; NULL where another rank writes */
+    unsigned char *writes; /* by part: this rank is the one that writes it */
+    float **copy;          /* by part; NULL where another rank writes */
     struct tn_progress saving;
-    int64_t last;           /* step of the last checkpoint begun */
+    int64_t last; /* step of the last checkpoint begun */
     double last_time;
     enum phase phase;
     pthread_t thread;
-    int started;            /* there is a thread to join */
-    atomic_int state;       /* THREAD_* */
+    int started;      /* there is a thread to join */
+    atomic_int state; /* THREAD_* */
     char error[3 * PATH_MOST];
 };
 
@@ -73,8 +73,9 @@ static tn_status lay_out_file(struct tn_checkpoint *c, int which)
         goto done;
     for (uint32_t t = 0; t < s->n_tensors; t++)
         if (s->tensors[t].file == which)
-            items[n++] = (struct tn_safetensors_item){ .name = s->tensors[t].name, .dtype = TN_F32,
-                                                       .rank = s->tensors[t].rank, .shape = s->tensors[t].shape };
+            items[n++] = (struct tn_safetensors_item){
+                .name = s->tensors[t].name, .dtype = TN_F32, .rank = s->tensors[t].rank, .shape = s->tensors[t].shape
+            };
     status = tn_safetensors_layout(items, n, metadata, &file->header, offsets, &file->bytes, c->error, sizeof c->error);
     n = 0;
     for (uint32_t t = 0; t < s->n_tensors; t++)
@@ -172,8 +173,10 @@ static tn_status agree_on_step(struct tn_checkpoint *c, const struct tn_progress
     float mine = (float)(progress->step % 16777213);
     float most = c->of.most(c->of.ctx, mine, &status), least = -c->of.most(c->of.ctx, -mine, &status);
     if (status == TN_OK && most != least) {
-        tn_log(TN_LOG_ERROR, "checkpoint: this rank goes on from step %lld, another one not; [checkpoint] folder must "
-               "be the same on all ranks", (long long)progress->step);
+        tn_log(TN_LOG_ERROR,
+               "checkpoint: this rank goes on from step %lld, another one not; [checkpoint] folder must "
+               "be the same on all ranks",
+               (long long)progress->step);
         return TN_CONFLICT;
     }
     return status;
@@ -326,8 +329,8 @@ static void *write_all(void *argument)
 static void *publish(void *argument)
 {
     struct tn_checkpoint *c = argument;
-    tn_status status = tn_checkpoint_publish(c->folder, c->saving.step, c->of.job->settings.keep, c->error,
-                                              sizeof c->error);
+    tn_status status =
+        tn_checkpoint_publish(c->folder, c->saving.step, c->of.job->settings.keep, c->error, sizeof c->error);
     atomic_store(&c->state, status == TN_OK ? THREAD_DONE : THREAD_FAILED);
     return NULL;
 }
@@ -420,7 +423,8 @@ tn_status tn_checkpoint_step(struct tn_checkpoint *c, const struct tn_progress *
     tn_status status = poll(c);
     int due = s->checkpoint_every > 0 && progress->step % s->checkpoint_every == 0;
     if (!due && s->checkpoint_minutes > 0 && status == TN_OK)
-        due = c->of.most(c->of.ctx, is_first(c) && tn_now_s() - c->last_time >= s->checkpoint_minutes * 60, &status) > 0;
+        due =
+            c->of.most(c->of.ctx, is_first(c) && tn_now_s() - c->last_time >= s->checkpoint_minutes * 60, &status) > 0;
     if (!due || status != TN_OK)
         return status;
     status = save(c, progress);

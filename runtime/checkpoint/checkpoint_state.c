@@ -16,18 +16,13 @@ static const char *const optimizer_name[] = { "adamw", "sgd" };
 char *tn_checkpoint_state_text(const struct tn_job *job, const struct tn_progress *progress)
 {
     const struct tn_settings *s = &job->settings;
-    json_t *data = json_pack("{s:I, s:I, s:I}", "next_sequence", (json_int_t)(progress->step * s->batch),
-                             "batch", (json_int_t)s->batch, "sequence", (json_int_t)s->sequence);
-    json_t *root = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:o}",
-                             "version", STATE_VERSION,
-                             "tenon", TENON_VERSION,
-                             "step", (json_int_t)progress->step,
-                             "applied", (json_int_t)progress->applied,
-                             "skipped", (json_int_t)progress->skipped,
-                             "skipped_in_row", (json_int_t)progress->skipped_in_row,
-                             "seed", (json_int_t)s->seed,
-                             "optimizer", optimizer_name[s->optimizer],
-                             "data", data);
+    json_t *data = json_pack("{s:I, s:I, s:I}", "next_sequence", (json_int_t)(progress->step * s->batch), "batch",
+                             (json_int_t)s->batch, "sequence", (json_int_t)s->sequence);
+    json_t *root =
+        json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:o}", "version", STATE_VERSION, "tenon", TENON_VERSION,
+                  "step", (json_int_t)progress->step, "applied", (json_int_t)progress->applied, "skipped",
+                  (json_int_t)progress->skipped, "skipped_in_row", (json_int_t)progress->skipped_in_row, "seed",
+                  (json_int_t)s->seed, "optimizer", optimizer_name[s->optimizer], "data", data);
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
     return text;
@@ -66,10 +61,18 @@ static void set_options(json_t *root, const struct tn_job *job)
 
 char *tn_checkpoint_config_text(const struct tn_job *job)
 {
-    static const struct { const char *key, *fact; } known[] = {
-        { "num_hidden_layers", "layers" }, { "hidden_size", "hidden" }, { "num_attention_heads", "heads" },
-        { "num_key_value_heads", "kv_heads" }, { "head_dim", "head_dim" }, { "intermediate_size", "mlp" },
-        { "n_inner", "mlp" }, { "vocab_size", "vocab" }, { "max_position_embeddings", "positions" },
+    static const struct {
+        const char *key, *fact;
+    } known[] = {
+        { "num_hidden_layers", "layers" },
+        { "hidden_size", "hidden" },
+        { "num_attention_heads", "heads" },
+        { "num_key_value_heads", "kv_heads" },
+        { "head_dim", "head_dim" },
+        { "intermediate_size", "mlp" },
+        { "n_inner", "mlp" },
+        { "vocab_size", "vocab" },
+        { "max_position_embeddings", "positions" },
     };
     json_t *root = json_object();
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -99,10 +102,19 @@ struct state {
 static const char *parse(json_t *root, struct state *out)
 {
     json_t *data = json_object_get(root, "data");
-    const struct { json_t *in; const char *key; int64_t *to; } counts[] = {
-        { root, "version", &out->version }, { root, "step", &out->done.step }, { root, "applied", &out->done.applied },
-        { root, "skipped", &out->done.skipped }, { root, "skipped_in_row", &out->done.skipped_in_row },
-        { root, "seed", &out->seed }, { data, "batch", &out->batch }, { data, "sequence", &out->sequence },
+    const struct {
+        json_t *in;
+        const char *key;
+        int64_t *to;
+    } counts[] = {
+        { root, "version", &out->version },
+        { root, "step", &out->done.step },
+        { root, "applied", &out->done.applied },
+        { root, "skipped", &out->done.skipped },
+        { root, "skipped_in_row", &out->done.skipped_in_row },
+        { root, "seed", &out->seed },
+        { data, "batch", &out->batch },
+        { data, "sequence", &out->sequence },
     };
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         if (count_of(counts[i].in, counts[i].key, counts[i].to))
@@ -132,16 +144,21 @@ tn_status tn_checkpoint_state_read(const struct tn_job *job, const char *folder,
         snprintf(error, error_bytes, "%s: has version %lld; this tenon reads %d", path, (long long)state.version,
                  STATE_VERSION);
     else if (state.seed != s->seed || state.batch != s->batch || state.sequence != s->sequence)
-        snprintf(error, error_bytes, "%s: seed %lld, batch %lld and sequence %lld there are not %lld, %lld and %lld "
-                 "here, so the data would be another; use the same, or start anew from it with [model] load", path,
-                 (long long)state.seed, (long long)state.batch, (long long)state.sequence, (long long)s->seed,
+        snprintf(error, error_bytes,
+                 "%s: seed %lld, batch %lld and sequence %lld there are not %lld, %lld and %lld "
+                 "here, so the data would be another; use the same, or start anew from it with [model] load",
+                 path, (long long)state.seed, (long long)state.batch, (long long)state.sequence, (long long)s->seed,
                  (long long)s->batch, (long long)s->sequence);
     else if (strcmp(state.optimizer, optimizer_name[s->optimizer]) != 0)
-        snprintf(error, error_bytes, "%s: its optimizer is %s, not %s; use the same, or start anew from it with "
-                 "[model] load", path, state.optimizer, optimizer_name[s->optimizer]);
+        snprintf(error, error_bytes,
+                 "%s: its optimizer is %s, not %s; use the same, or start anew from it with "
+                 "[model] load",
+                 path, state.optimizer, optimizer_name[s->optimizer]);
     else if (state.done.step > s->steps)
-        snprintf(error, error_bytes, "%s: is of step %lld, but [job] steps = %lld; raise it, or say [checkpoint] resume "
-                 "= no", path, (long long)state.done.step, (long long)s->steps);
+        snprintf(error, error_bytes,
+                 "%s: is of step %lld, but [job] steps = %lld; raise it, or say [checkpoint] resume "
+                 "= no",
+                 path, (long long)state.done.step, (long long)s->steps);
     else
         status = TN_OK;
     *progress = state.done;

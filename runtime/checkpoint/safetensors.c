@@ -26,9 +26,9 @@ struct tn_safetensors {
     struct tn_arena arena;
     int fd;
     const char *path;
-    json_t *metadata;                       /* borrowed from header; may be NULL */
+    json_t *metadata; /* borrowed from header; may be NULL */
     json_t *header;
-    struct tn_safetensors_entry *entries;   /* by offset */
+    struct tn_safetensors_entry *entries; /* by offset */
     struct tn_safetensors_entry **by_name;
     size_t count;
 };
@@ -47,8 +47,8 @@ void tn_safetensors_printable(char *text)
             *text = '?';
 }
 
-static tn_status __attribute__((format(printf, 3, 4))) refuse(const struct report *r, tn_status status,
-                                                              const char *fmt, ...)
+static tn_status __attribute__((format(printf, 3, 4)))
+refuse(const struct report *r, tn_status status, const char *fmt, ...)
 {
     char text[512];
     va_list args;
@@ -150,9 +150,8 @@ static tn_status check_metadata(const json_t *metadata, const struct report *r)
     json_t *value;
     if (!json_is_object(metadata))
         return refuse(r, TN_INVALID, "__metadata__ is no object");
-    json_object_foreach((json_t *)metadata, key, value)
-        if (!json_is_string(value))
-            return refuse(r, TN_INVALID, "__metadata__: the value of %.80s is no string", key);
+    json_object_foreach((json_t *)metadata, key, value) if (!json_is_string(value)) return refuse(
+        r, TN_INVALID, "__metadata__: the value of %.80s is no string", key);
     return TN_OK;
 }
 
@@ -162,7 +161,8 @@ static tn_status parse_entries(struct tn_safetensors *f, const struct report *r)
     json_t *value;
     size_t most = json_object_size(f->header);
     f->entries = tn_arena_alloc(&f->arena, sizeof *f->entries * (most + 1));
-    json_object_foreach(f->header, name, value) {
+    json_object_foreach(f->header, name, value)
+    {
         tn_status status;
         if (strcmp(name, "__metadata__") == 0) {
             status = check_metadata(value, r);
@@ -188,8 +188,8 @@ static tn_status check_tiling(struct tn_safetensors *f, uint64_t data_start, uin
         struct tn_safetensors_entry *entry = &f->entries[n];
         if (entry->offset != end)
             return refuse(r, TN_INVALID,
-                          "tensor %s: data begins at %" PRIu64 ", but the data before it ends at %" PRIu64,
-                          entry->name, entry->offset, end);
+                          "tensor %s: data begins at %" PRIu64 ", but the data before it ends at %" PRIu64, entry->name,
+                          entry->offset, end);
         end += entry->bytes;
         entry->offset += data_start;
     }
@@ -219,8 +219,8 @@ static tn_status read_header(struct tn_safetensors *f, uint64_t length, const st
         json_error_t problem;
         f->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &problem);
         if (!f->header)
-            status = refuse(r, TN_INVALID, "the header is no valid JSON: %s at byte %d", problem.text,
-                            problem.position);
+            status =
+                refuse(r, TN_INVALID, "the header is no valid JSON: %s at byte %d", problem.text, problem.position);
     }
     free(text);
     return status;
@@ -259,7 +259,7 @@ static tn_status load(struct tn_safetensors *f, const struct report *r)
 
 tn_status tn_safetensors_open(struct tn_safetensors **file, const char *path, char *error, size_t error_bytes)
 {
-    const struct report r = {path, error, error_bytes};
+    const struct report r = { path, error, error_bytes };
     *file = NULL;
     struct tn_safetensors *f = calloc(1, sizeof *f);
     if (!f)
@@ -299,7 +299,7 @@ const struct tn_safetensors_entry *tn_safetensors_at(const struct tn_safetensors
 
 const struct tn_safetensors_entry *tn_safetensors_find(const struct tn_safetensors *f, const char *name)
 {
-    const struct tn_safetensors_entry key = {.name = name}, *pointer = &key;
+    const struct tn_safetensors_entry key = { .name = name }, *pointer = &key;
     struct tn_safetensors_entry **found = bsearch(&pointer, f->by_name, f->count, sizeof *f->by_name, by_name);
     return found ? *found : NULL;
 }
@@ -312,7 +312,7 @@ const char *tn_safetensors_metadata(const struct tn_safetensors *f, const char *
 tn_status tn_safetensors_read(const struct tn_safetensors *f, const struct tn_safetensors_entry *entry, uint64_t start,
                               uint64_t bytes, void *to, char *error, size_t error_bytes)
 {
-    const struct report r = {f->path, error, error_bytes};
+    const struct report r = { f->path, error, error_bytes };
     if (start > entry->bytes || bytes > entry->bytes - start)
         return refuse(&r, TN_INVALID, "tensor %s has %" PRIu64 " bytes; %" PRIu64 " from %" PRIu64 " were asked for",
                       entry->name, entry->bytes, bytes, start);

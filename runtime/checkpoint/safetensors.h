@@ -22,7 +22,7 @@ struct tn_safetensors_entry {
     uint32_t dtype;         /* TN_*; 0 for those that Tenon has no use for */
     int32_t rank;
     const int64_t *shape;
-    uint64_t offset;        /* of its first byte in the file */
+    uint64_t offset; /* of its first byte in the file */
     uint64_t bytes;
 };
 

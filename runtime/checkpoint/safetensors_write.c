@@ -13,9 +13,9 @@
 #include "checkpoint/safetensors_dtype.h"
 
 static const struct tn_safetensors_dtype dtypes[] = {
-    {"F64", 8, TN_F64}, {"F32", 4, TN_F32}, {"F16", 2, TN_F16}, {"BF16", 2, TN_BF16}, {"I64", 8, TN_I64},
-    {"I32", 4, TN_I32}, {"I16", 2, 0},      {"I8", 1, TN_I8},   {"U8", 1, TN_U8},     {"U64", 8, 0},
-    {"U32", 4, 0},      {"U16", 2, 0},      {"BOOL", 1, 0},     {"F8_E4M3", 1, 0},    {"F8_E5M2", 1, 0},
+    { "F64", 8, TN_F64 }, { "F32", 4, TN_F32 }, { "F16", 2, TN_F16 }, { "BF16", 2, TN_BF16 }, { "I64", 8, TN_I64 },
+    { "I32", 4, TN_I32 }, { "I16", 2, 0 },      { "I8", 1, TN_I8 },   { "U8", 1, TN_U8 },     { "U64", 8, 0 },
+    { "U32", 4, 0 },      { "U16", 2, 0 },      { "BOOL", 1, 0 },     { "F8_E4M3", 1, 0 },    { "F8_E5M2", 1, 0 },
 };
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 

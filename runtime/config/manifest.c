@@ -83,9 +83,9 @@ static void entry_add(struct tn_manifest *m, const char *section, const char *ke
 
 /* ---- one line ---- */
 
-#define PROBLEM(r, section, key, fix, ...)                                                                             \
-    ((r)->problems++,                                                                                                  \
-     tn_diag_add((r)->diag, (struct tn_where){(r)->m->path, (r)->line, section, key }, fix, __VA_ARGS__))
+#define PROBLEM(r, section, key, fix, ...) \
+    ((r)->problems++,                      \
+     tn_diag_add((r)->diag, (struct tn_where){ (r)->m->path, (r)->line, section, key }, fix, __VA_ARGS__))
 
 static int is_space(char c)
 {
@@ -287,7 +287,7 @@ static char *read_file(struct tn_manifest *m, size_t *bytes, struct tn_diag *dia
     } else {
         text = tn_arena_alloc(&m->arena, (size_t)info.st_size + 1);
         got = 0;
-        for (ssize_t n = 1; n > 0 && got < info.st_size; got += n > 0 ? n : 0)
+        for (ssize_t n = 1; n > 0 && got<info.st_size; got += n> 0 ? n : 0)
             if ((n = read(fd, text + got, (size_t)(info.st_size - got))) < 0) {
                 tn_diag_add(diag, where, NULL, "cannot be read: %s", strerror(errno));
                 text = NULL;

@@ -25,13 +25,13 @@ struct tn_section {
 
 struct tn_manifest {
     struct tn_arena arena;
-    const char *path, *folder;   /* of the file; folder is absolute */
-    int readable;                /* 0: nothing could be read, so that nothing is missing either */
-    struct tn_entry *entries;    /* in file order, then overrides that were new */
+    const char *path, *folder; /* of the file; folder is absolute */
+    int readable;              /* 0: nothing could be read, so that nothing is missing either */
+    struct tn_entry *entries;  /* in file order, then overrides that were new */
     size_t count, cap;
     struct tn_section *sections; /* in file order, also those without keys */
     size_t section_count, section_cap;
-    uint64_t hash;               /* of all entries, for the ranks' comparison */
+    uint64_t hash; /* of all entries, for the ranks' comparison */
 };
 
 /* Reads `path` (NULL: no file, all comes from the overrides) and applies `overrides` ("section.key=value"; of two for

@@ -14,10 +14,9 @@
 
 #include "base/buf.h"
 
-static const char *const type_names[] = {
-    [0] = "?",
+static const char *const type_names[] = { [0] = "?",
 #define TN_X(name, number, text) [number] = text,
-    TN_OPT_LIST(TN_X)
+                                          TN_OPT_LIST(TN_X)
 #undef TN_X
 };
 enum { TYPES = sizeof type_names / sizeof *type_names };
@@ -216,27 +215,14 @@ static const char *read_value(const char *text, struct tn_option_value *value, s
     }
     const char *wrong = NULL;
     switch (option->type) {
-    case TN_OPT_INT:
-        wrong = read_int(text, &value->i);
-        break;
-    case TN_OPT_FLOAT:
-        return read_float(text, &value->f);
-    case TN_OPT_BOOL:
-        wrong = read_bool(text, &value->i);
-        break;
-    case TN_OPT_SIZE:
-        wrong = read_with_unit(text, size_units, &value->i);
-        break;
-    case TN_OPT_DURATION:
-        wrong = read_with_unit(text, duration_units, &value->i);
-        break;
-    case TN_OPT_ENUM:
-        wrong = read_enum(text, option, &value->i);
-        break;
-    case TN_OPT_LIST:
-        return read_list(text, value, arena);
-    default:
-        return NULL;
+    case TN_OPT_INT: wrong = read_int(text, &value->i); break;
+    case TN_OPT_FLOAT: return read_float(text, &value->f);
+    case TN_OPT_BOOL: wrong = read_bool(text, &value->i); break;
+    case TN_OPT_SIZE: wrong = read_with_unit(text, size_units, &value->i); break;
+    case TN_OPT_DURATION: wrong = read_with_unit(text, duration_units, &value->i); break;
+    case TN_OPT_ENUM: wrong = read_enum(text, option, &value->i); break;
+    case TN_OPT_LIST: return read_list(text, value, arena);
+    default: return NULL;
     }
     value->f = (double)value->i;
     return wrong;

@@ -13,10 +13,10 @@
 
 struct tn_option_value {
     const struct tn_option *option;
-    int given;              /* the manifest has the key */
-    int64_t i;              /* int, bool, size (bytes), duration (ns), enum (index); -1 for auto */
-    double f;               /* float (NaN-free); -1 for auto */
-    const char *s;          /* string ("" if empty), and the text of any other */
+    int given;     /* the manifest has the key */
+    int64_t i;     /* int, bool, size (bytes), duration (ns), enum (index); -1 for auto */
+    double f;      /* float (NaN-free); -1 for auto */
+    const char *s; /* string ("" if empty), and the text of any other */
     const char *const *list;
     uint32_t list_count;
 };
@@ -25,7 +25,7 @@ struct tn_options {
     const char *section;
     struct tn_option_value *values; /* one a row of the table, in its order */
     uint32_t count;
-    int sound;                      /* every value was given as the table wants it; unknown keys do no harm */
+    int sound; /* every value was given as the table wants it; unknown keys do no harm */
 };
 
 /* Reads `section` of the manifest. Rows lie `stride` bytes apart. Memory is the manifest's. */

@@ -15,8 +15,10 @@
 #define TIB (MIB * MIB)
 #define COUNT(table) (uint32_t)(sizeof table / sizeof *table)
 
-#define ROW(type, key, fallback, flags, lo, hi, choices, help) \
-    { sizeof(struct tn_option), TN_OPT_##type, flags, 0, key, fallback, lo, hi, choices, help }
+#define ROW(type, key, fallback, flags, lo, hi, choices, help)                                  \
+    {                                                                                           \
+        sizeof(struct tn_option), TN_OPT_##type, flags, 0, key, fallback, lo, hi, choices, help \
+    }
 #define INT(key, fallback, lo, hi, help) ROW(INT, key, fallback, 0, lo, hi, NULL, help)
 #define FLOAT(key, fallback, lo, hi, help) ROW(FLOAT, key, fallback, 0, lo, hi, NULL, help)
 #define BOOL(key, fallback, help) ROW(BOOL, key, fallback, 0, 0, 0, NULL, help)
@@ -49,7 +51,8 @@ static const struct tn_option job_table[] = {
 static const struct tn_option model_table[] = {
     STRING("plugin", "gpt", 0, "Model plugin: an id, or a path with a '/'."),
     STRING("load", NULL, 0,
-           "Weights to start from: a checkpoint, or a file or folder of Hugging Face safetensors; empty: drawn from seed."),
+           "Weights to start from: a checkpoint, or a file or folder of Hugging Face safetensors; empty: drawn from "
+           "seed."),
 };
 
 static const struct tn_option data_table[] = {
@@ -61,8 +64,10 @@ static const struct tn_option data_table[] = {
     INT("micro_batches", "1", 1, 1 << 20, "Parts that the batch is computed in, one after the other; divides batch."),
     FLOAT("validation", "0.05", 0, 0.9, "Share of the data, from its end, that is kept for validation."),
     BOOL("shuffle", "true", "Draw the sequences in an order that depends on the seed alone."),
-    ENUM("documents", "joined", documents, "joined: a sequence is a run of tokens; separate: attention stays inside a "
-         "document (a file, or as the .idx says), positions restart with it, and no token has another's first as its target."),
+    ENUM("documents", "joined", documents,
+         "joined: a sequence is a run of tokens; separate: attention stays inside a "
+         "document (a file, or as the .idx says), positions restart with it, and no token has another's first as its "
+         "target."),
     LIST("ignore", NULL, "Token ids that the loss does not count as targets."),
 };
 
@@ -89,8 +94,9 @@ static const struct tn_option device_table[] = {
     STRING("plugin", "cpu", 0, "Device plugin: an id, or a path with a '/'."),
     ROW(SIZE, "memory", "auto", TN_OPT_AUTO, MIB, 1024 * TIB, NULL,
         "Memory that one rank may use; auto: the device says."),
-    STRING("disk", NULL, 0,
-           "Folder for what strategies keep on disk during a run, in a file without a name; empty: TMPDIR, or /var/tmp."),
+    STRING(
+        "disk", NULL, 0,
+        "Folder for what strategies keep on disk during a run, in a file without a name; empty: TMPDIR, or /var/tmp."),
 };
 
 static const struct tn_option comm_table[] = {
@@ -290,8 +296,12 @@ static void check_checkpoint(const struct tn_settings *s, const struct tn_manife
 
 static void check_plugins(const struct tn_settings *s, const struct tn_manifest *m, struct tn_diag *diag)
 {
-    const struct { const char *section, *key, *value; } named[] = {
-        { "model", "plugin", s->model }, { "device", "plugin", s->device }, { "comm", "backend", s->backend },
+    const struct {
+        const char *section, *key, *value;
+    } named[] = {
+        { "model", "plugin", s->model },
+        { "device", "plugin", s->device },
+        { "comm", "backend", s->backend },
     };
     for (int i = 0; i < 3; i++)
         if (!*named[i].value)
@@ -303,8 +313,9 @@ void tn_settings_read(struct tn_settings *settings, struct tn_manifest *m, struc
 {
     *settings = (struct tn_settings){ 0 };
     struct tn_options *const into[] = {
-        &settings->job,       &settings->model_options,  &settings->data, &settings->optimizer_options,
-        &settings->precision, &settings->device_options, &settings->comm, &settings->checkpoint, &settings->strategies,
+        &settings->job,        &settings->model_options,  &settings->data, &settings->optimizer_options,
+        &settings->precision,  &settings->device_options, &settings->comm, &settings->checkpoint,
+        &settings->strategies,
     };
     for (size_t i = 0; i < COUNT(into); i++)
         tn_options_read(into[i], m, sections[i].name, sections[i].table, sections[i].count, sizeof(struct tn_option),
@@ -375,8 +386,7 @@ void tn_settings_unused(struct tn_manifest *m, const char *const *known, size_t 
     tn_buf_init(&fix);
     for (size_t i = 0; i < m->section_count; i++) {
         const struct tn_section *section = &m->sections[i];
-        if (names_has(names, count, section->name) ||
-            strncmp(section->name, axis_prefix, sizeof axis_prefix - 1) == 0)
+        if (names_has(names, count, section->name) || strncmp(section->name, axis_prefix, sizeof axis_prefix - 1) == 0)
             continue; /* tn_settings_check_axes has looked at the latter */
         const char *nearest = tn_nearest(section->name, names, count);
         tn_buf_clear(&fix);

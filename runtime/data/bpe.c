@@ -13,7 +13,7 @@
 #include "data/unicode.h"
 
 struct bpe_symbol {
-    int32_t id; /* -1: joined to the one before */
+    int32_t id;            /* -1: joined to the one before */
     int32_t before, after; /* -1: none */
 };
 

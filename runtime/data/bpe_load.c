@@ -73,7 +73,8 @@ static int fill_vocabulary(struct tn_bpe *bpe, json_t *object, const char *path,
 {
     const char *text;
     json_t *value;
-    json_object_foreach (object, text, value) {
+    json_object_foreach(object, text, value)
+    {
         json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
         if (id < 0 || id >= MOST_IDS)
             return snprintf(error, 256, "%.120s: '%.40s' has no id from 0 to %d", path, text, MOST_IDS - 1), -1;
@@ -82,11 +83,13 @@ static int fill_vocabulary(struct tn_bpe *bpe, json_t *object, const char *path,
     struct shown shown;
     shown_init(&shown);
     bpe->tokens = tn_arena_alloc(&bpe->arena, (size_t)bpe->vocab * sizeof *bpe->tokens + 1);
-    json_object_foreach (object, text, value) {
+    json_object_foreach(object, text, value)
+    {
         struct bpe_token *token = &bpe->tokens[json_integer_value(value)];
         if (token->bytes)
             return snprintf(error, 256, "%.120s: two tokens have the id %lld", path,
-                            (long long)json_integer_value(value)), -1;
+                            (long long)json_integer_value(value)),
+                   -1;
         *token = unshow(bpe, &shown, text);
     }
     for (int byte = 0; byte < 256; byte++) {
@@ -101,8 +104,8 @@ static int fill_vocabulary(struct tn_bpe *bpe, json_t *object, const char *path,
 }
 
 /* "left right" of line `number`; `line` has no newline any more. */
-static int add_merge(struct tn_bpe *bpe, json_t *vocabulary, char *line, const char *where, size_t number,
-                     int32_t rank, char *error)
+static int add_merge(struct tn_bpe *bpe, json_t *vocabulary, char *line, const char *where, size_t number, int32_t rank,
+                     char *error)
 {
     char *space = strchr(line, ' ');
     if (!space || space == line || !space[1] || strchr(space + 1, ' '))
@@ -113,9 +116,12 @@ static int add_merge(struct tn_bpe *bpe, json_t *vocabulary, char *line, const c
     json_t *joined = json_object_get(vocabulary, line);
     if (!left || !right || !joined)
         return snprintf(error, 256, "%.120s:%zu: the %s token is not in the vocabulary", where, number,
-                        !left ? "first" : !right ? "second" : "joined"), -1;
-    struct bpe_merge *merge = bpe_find_merge(bpe, (int32_t)json_integer_value(left),
-                                             (int32_t)json_integer_value(right));
+                        !left    ? "first"
+                        : !right ? "second"
+                                 : "joined"),
+               -1;
+    struct bpe_merge *merge =
+        bpe_find_merge(bpe, (int32_t)json_integer_value(left), (int32_t)json_integer_value(right));
     if (merge->left < 0) /* of a pair that is listed twice, the first counts */
         *merge = (struct bpe_merge){ (int32_t)json_integer_value(left), (int32_t)json_integer_value(right), rank,
                                      (int32_t)json_integer_value(joined) };

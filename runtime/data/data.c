@@ -170,19 +170,19 @@ static void divide(struct tn_data *data, double validation, struct tn_diag *diag
     if (data->split[TN_SPLIT_TRAIN].samples < data->batch)
         tn_diag_add(diag, where, "give more data, or a smaller batch, sequence or validation",
                     "leaves %lld tokens to train on, and one batch of %lld sequences needs %lld x %lld + 1",
-                    (long long)(all - kept), (long long)data->batch, (long long)data->batch,
-                    (long long)data->sequence);
+                    (long long)(all - kept), (long long)data->batch, (long long)data->batch, (long long)data->sequence);
 }
 
-void tn_data_open(struct tn_data **out, const struct tn_settings *settings, const struct tn_manifest *m,
-                  int64_t vocab, struct tn_diag *diag)
+void tn_data_open(struct tn_data **out, const struct tn_settings *settings, const struct tn_manifest *m, int64_t vocab,
+                  struct tn_diag *diag)
 {
     *out = NULL;
     size_t before = diag->count;
     struct tn_where where = where_of(m, "path");
     if (!settings->path || !*settings->path) {
-        tn_diag_add(diag, where, settings->source == TN_DATA_TEXT ? "give a glob such as /usr/include/**.h"
-                                                                  : "give the prefix of a .bin and .idx file",
+        tn_diag_add(diag, where,
+                    settings->source == TN_DATA_TEXT ? "give a glob such as /usr/include/**.h"
+                                                     : "give the prefix of a .bin and .idx file",
                     "is empty");
         return;
     }

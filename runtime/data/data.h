@@ -15,8 +15,8 @@ struct tn_data;
 
 /* Opens and checks everything; problems (no file, too few tokens for one batch, an id beyond vocab) go to diag with
  * the manifest's places; then *data is NULL. `vocab`: of the model. Cheap: files are mapped, not read. */
-void tn_data_open(struct tn_data **data, const struct tn_settings *settings, const struct tn_manifest *m,
-                  int64_t vocab, struct tn_diag *diag);
+void tn_data_open(struct tn_data **data, const struct tn_settings *settings, const struct tn_manifest *m, int64_t vocab,
+                  struct tn_diag *diag);
 /* Says so where there is too little for the validation that is asked for. Once a job: not from tn_data_open, which
  * every rank calls. Accepts NULL. */
 void tn_data_warn(const struct tn_data *data, const struct tn_settings *settings);
@@ -36,7 +36,8 @@ void tn_data_starts(const struct tn_data *data, int split, int64_t step, int64_t
 /* Prefetch: a thread that has the whole global batch of the next step ready. */
 struct tn_prefetch;
 int tn_prefetch_start(struct tn_prefetch **prefetch, const struct tn_data *data, int64_t first_step);
-/* Global batch of `step` (must be the next one): [batch][sequence] each, valid until the next call. 0, or -1 on error. */
+/* Global batch of `step` (must be the next one): [batch][sequence] each, valid until the next call. 0, or -1 on error.
+ * */
 int tn_prefetch_next(struct tn_prefetch *prefetch, int64_t step, const int32_t **tokens, const int32_t **labels);
 void tn_prefetch_stop(struct tn_prefetch *prefetch); /* accepts NULL */
 

@@ -40,8 +40,7 @@ static int read_file(const struct tn_file *file, int64_t offset, int64_t count, 
     /* O_NONBLOCK: a pipe put in the file's place must not hang us. */
     int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
-        tn_log(TN_LOG_ERROR, "data: cannot open %s: %s (it was there when the run began)", file->path,
-               strerror(errno));
+        tn_log(TN_LOG_ERROR, "data: cannot open %s: %s (it was there when the run began)", file->path, strerror(errno));
         return -1;
     }
     uint8_t bytes[8192];
@@ -112,8 +111,7 @@ struct tn_source *tn_source_text(const char *path, const char *folder, int64_t v
     text->files.arena = &text->arena;
     if (vocab < 256)
         tn_diag_add(diag, where, "give the model a vocabulary of 256 or more",
-                    "text is read as bytes, of which the model's vocabulary of %lld leaves some out",
-                    (long long)vocab);
+                    "text is read as bytes, of which the model's vocabulary of %lld leaves some out", (long long)vocab);
     tn_files_find_list(&text->files, path, folder, diag, where);
     if (diag->count > before) {
         text_close(&text->source);

@@ -44,8 +44,8 @@ struct tn_source *tn_source_tokens(const char *path, const char *folder, int64_t
                                    struct tn_diag *diag, struct tn_where where)
 {
     struct tokens *t = calloc(1, sizeof *t);
-    const char *prefix = path[0] == '/' || !folder || !*folder ? path
-                                                               : tn_arena_printf(&diag->arena, "%s/%s", folder, path);
+    const char *prefix =
+        path[0] == '/' || !folder || !*folder ? path : tn_arena_printf(&diag->arena, "%s/%s", folder, path);
     if (!t) {
         tn_diag_add(diag, where, NULL, "out of memory");
         return NULL;
@@ -55,8 +55,9 @@ struct tn_source *tn_source_tokens(const char *path, const char *folder, int64_t
         return NULL;
     }
     t->vocab = vocab;
-    t->source = (struct tn_source){ .tokens = t->idx.tokens, .read = tokens_read, .document = tokens_document,
-                                    .close = tokens_close };
+    t->source = (struct tn_source){
+        .tokens = t->idx.tokens, .read = tokens_read, .document = tokens_document, .close = tokens_close
+    };
     if (documents && tn_idx_documents(&t->idx, prefix, &t->starts, diag, where) != 0) {
         tokens_close(&t->source);
         return NULL;

@@ -26,8 +26,8 @@ static void walk(struct walk *w, size_t length, char *const *part);
 static void problem(struct walk *w, const char *what, const char *path, int error)
 {
     if (w->problems++ < MOST_PROBLEMS)
-        tn_diag_add(w->diag, w->where, "give the right to read it, or a pattern that leaves it out",
-                    "cannot %s %s: %s", what, path, strerror(error));
+        tn_diag_add(w->diag, w->where, "give the right to read it, or a pattern that leaves it out", "cannot %s %s: %s",
+                    what, path, strerror(error));
 }
 
 static void add(struct tn_files *files, const char *path, int64_t bytes)

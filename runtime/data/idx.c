@@ -203,7 +203,9 @@ static int check_documents(struct check *c)
                 return wrong(c, NULL, "%s: byte %lld: document entry %lld is %lld, expected %s%lld", c->path,
                              (long long)IDX_DOCUMENT(sequences, number), (long long)number, (long long)entry,
                              number == 0 || last ? "" : "at least ",
-                             (long long)(number == 0 ? 0 : last ? sequences : before));
+                             (long long)(number == 0 ? 0
+                                         : last      ? sequences
+                                                     : before));
             before = entry;
         }
     }
@@ -316,15 +318,10 @@ static int64_t token_of(const uint8_t *bytes, int size)
 {
     uint16_t half;
     switch (size) {
-    case 1:
-        return *bytes;
-    case 2:
-        memcpy(&half, bytes, sizeof half);
-        return le16toh(half);
-    case 4:
-        return get_i32(bytes);
-    default:
-        return get_i64(bytes);
+    case 1: return *bytes;
+    case 2: memcpy(&half, bytes, sizeof half); return le16toh(half);
+    case 4: return get_i32(bytes);
+    default: return get_i64(bytes);
     }
 }
 

@@ -22,7 +22,7 @@ const struct tn_idx_dtype *tn_idx_dtype(const char *name, int code);
 
 /* Sequences that lie one after the other in the .bin are one run; most files are a single one. */
 struct tn_idx_run {
-    int64_t first; /* token, counted over all sequences in order */
+    int64_t first;  /* token, counted over all sequences in order */
     int64_t offset; /* byte of the .bin */
 };
 

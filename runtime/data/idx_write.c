@@ -128,8 +128,8 @@ int tn_idx_add(struct tn_idx_writer *w, const int32_t *tokens, size_t count, cha
 {
     for (size_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || tokens[i] > w->dtype->most)
-            return snprintf(error, 256, "token %d does not fit in %s; use a wider --dtype", tokens[i],
-                            w->dtype->name), -1;
+            return snprintf(error, 256, "token %d does not fit in %s; use a wider --dtype", tokens[i], w->dtype->name),
+                   -1;
         if (put(w->bin.file, tokens[i], (size_t)w->dtype->bytes) != 0)
             return fail(error, "write", w->bin.partial);
         if (++w->length == LONGEST && end_sequence(w, error) != 0)

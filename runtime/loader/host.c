@@ -213,8 +213,13 @@ static const void *host_get_api(const struct tn_host *host, const char *id)
 {
     static const struct tn_facts_api facts = { sizeof facts, facts_get };
     static const struct tn_plan_api plan = {
-        .struct_size = sizeof plan, .budget = plan_budget, .copy = tn_program_copy, .drop = tn_program_drop,
-        .peak = plan_peak, .seconds = tn_program_seconds, .away = plan_away,
+        .struct_size = sizeof plan,
+        .budget = plan_budget,
+        .copy = tn_program_copy,
+        .drop = tn_program_drop,
+        .peak = plan_peak,
+        .seconds = tn_program_seconds,
+        .away = plan_away,
         .unaided = plan_unaided,
     };
     static const struct tn_backends_api backends = { sizeof backends, backends_open, backends_below };
@@ -265,20 +270,16 @@ static tn_status call_create(struct tn_instance *instance, const struct tn_insta
     const void *table = tn_instance_table(instance);
     const struct tn_host *host = &instance->host;
     switch (instance->library.plugin->kind) {
-    case TN_PLUGIN_STRATEGY:
-        return ((const struct tn_strategy *)table)->create(host, &instance->self);
+    case TN_PLUGIN_STRATEGY: return ((const struct tn_strategy *)table)->create(host, &instance->self);
     case TN_PLUGIN_COLLECTIVE:
         return ((const struct tn_collective *)table)
             ->create(host, next ? tn_instance_table(next) : NULL, next ? next->self : NULL, &instance->self);
-    case TN_PLUGIN_DEVICE:
-        return ((const struct tn_device *)table)->create(host, &instance->self);
-    default:
-        return ((const struct tn_model *)table)->create(host, &instance->self);
+    case TN_PLUGIN_DEVICE: return ((const struct tn_device *)table)->create(host, &instance->self);
+    default: return ((const struct tn_model *)table)->create(host, &instance->self);
     }
 }
 
-enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance *next,
-                                struct tn_load_error *error)
+enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance *next, struct tn_load_error *error)
 {
     instance->message[0] = 0;
     instance->self = NULL;
@@ -302,17 +303,10 @@ void tn_instance_destroy(struct tn_instance *instance)
     if (!table || !instance->self)
         return;
     switch (instance->library.plugin->kind) {
-    case TN_PLUGIN_STRATEGY:
-        ((const struct tn_strategy *)table)->destroy(instance->self);
-        break;
-    case TN_PLUGIN_COLLECTIVE:
-        ((const struct tn_collective *)table)->destroy(instance->self);
-        break;
-    case TN_PLUGIN_DEVICE:
-        ((const struct tn_device *)table)->destroy(instance->self);
-        break;
-    default:
-        ((const struct tn_model *)table)->destroy(instance->self);
+    case TN_PLUGIN_STRATEGY: ((const struct tn_strategy *)table)->destroy(instance->self); break;
+    case TN_PLUGIN_COLLECTIVE: ((const struct tn_collective *)table)->destroy(instance->self); break;
+    case TN_PLUGIN_DEVICE: ((const struct tn_device *)table)->destroy(instance->self); break;
+    default: ((const struct tn_model *)table)->destroy(instance->self);
     }
     instance->self = NULL;
 }

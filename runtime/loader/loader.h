@@ -17,18 +17,18 @@
 #include "config/settings.h"
 
 /* X(NAME, text) */
-#define TN_LOAD_LIST(X)                                                                                                \
-    X(OK, "ok")                                                                                                        \
-    X(NOT_FOUND, "not-found")                                                                                          \
-    X(UNSAFE_FILE, "unsafe-file")                                                                                      \
-    X(NOT_ELF, "not-elf")                                                                                              \
-    X(WRONG_ARCH, "wrong-arch")                                                                                        \
-    X(MISSING_DEPENDENCY, "missing-dependency")                                                                        \
-    X(NO_ENTRY, "no-entry")                                                                                            \
-    X(ABI_MAJOR, "abi-major")                                                                                          \
-    X(ABI_MINOR, "abi-minor")                                                                                          \
-    X(FEATURE_MISSING, "feature-missing")                                                                              \
-    X(UNSUPPORTED_DEVICE, "unsupported-device")                                                                        \
+#define TN_LOAD_LIST(X)                         \
+    X(OK, "ok")                                 \
+    X(NOT_FOUND, "not-found")                   \
+    X(UNSAFE_FILE, "unsafe-file")               \
+    X(NOT_ELF, "not-elf")                       \
+    X(WRONG_ARCH, "wrong-arch")                 \
+    X(MISSING_DEPENDENCY, "missing-dependency") \
+    X(NO_ENTRY, "no-entry")                     \
+    X(ABI_MAJOR, "abi-major")                   \
+    X(ABI_MINOR, "abi-minor")                   \
+    X(FEATURE_MISSING, "feature-missing")       \
+    X(UNSUPPORTED_DEVICE, "unsupported-device") \
     X(INIT_FAILED, "init-failed")
 
 enum tn_load {
@@ -77,9 +77,9 @@ struct tn_instance {
     char message[1024];   /* last host->fail of this instance; "" none */
     char report[1536];    /* what tn_instance_message answered last */
     const struct tn_facts *facts;
-    struct tn_instance *next; /* of a layer: the collective below it */
-    const struct tn_opener *opener;                /* of collectives */
-    struct tn_instance *opened[TN_MOST_OPENED];    /* what it opened through tn.backends/1 */
+    struct tn_instance *next;                   /* of a layer: the collective below it */
+    const struct tn_opener *opener;             /* of collectives */
+    struct tn_instance *opened[TN_MOST_OPENED]; /* what it opened through tn.backends/1 */
     uint32_t n_opened;
 };
 
@@ -109,8 +109,7 @@ void tn_instance_init(struct tn_instance *instance, const struct tn_library *lib
 /* Calls the create of its kind; a collective gets the backend `next` below it, or NULL. TN_LOAD_OK, or
  * TN_LOAD_UNSUPPORTED_DEVICE (a device or collective that answers TN_UNSUPPORTED) or TN_LOAD_INIT_FAILED with *error
  * filled. */
-enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance *next,
-                                struct tn_load_error *error);
+enum tn_load tn_instance_create(struct tn_instance *instance, struct tn_instance *next, struct tn_load_error *error);
 void tn_instance_destroy(struct tn_instance *instance); /* its `self`; nothing if create was not called or failed */
 /* The typed table of an instance. */
 static inline const void *tn_instance_table(const struct tn_instance *instance)

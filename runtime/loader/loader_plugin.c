@@ -11,9 +11,9 @@ enum { PREFIX_BYTES = offsetof(struct tn_plugin, table) };
 
 const char *tn_plugin_kind_name(uint32_t kind)
 {
-    static const char *const names[] = {[0] = "unknown",
+    static const char *const names[] = { [0] = "unknown",
 #define TN_X(name, number, text) [number] = text,
-                                        TN_PLUGIN_KIND_LIST(TN_X)
+                                         TN_PLUGIN_KIND_LIST(TN_X)
 #undef TN_X
     };
     return kind < sizeof names / sizeof *names ? names[kind] : names[0];

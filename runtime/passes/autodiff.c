@@ -70,7 +70,7 @@ tn_value *tn_accumulated(struct tn_program *p)
     tn_value *total = tn_arena_alloc(&p->arena, n * sizeof *total), *root = tn_arena_alloc(&p->arena, n * sizeof *root);
     for (tn_value v = 1; v < n; v++)
         total[v] = root[v] = v;
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         if (!tn_region_per_micro(o->region))
             continue;
@@ -92,7 +92,7 @@ static void mark_needs(const struct tn_program *p, uint8_t *needs)
 {
     for (tn_value v = 1; v <= p->n_values; v++)
         needs[v] = p->values[v].kind == TN_KIND_PARAM;
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         for (uint32_t i = 0; i < p->ops[op].n_in; i++)
             for (uint32_t o = 0; p->ops[op].in[i] && needs[p->ops[op].in[i]] && o < p->ops[op].n_out; o++)
                 needs[p->ops[op].out[o]] = 1;
@@ -122,7 +122,7 @@ void tn_autodiff(struct tn_program *p)
         if (p->values[v].flags & TN_VALUE_LOSS)
             loss = v;
     tn_op last_forward = 0, step = 0;
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         if (p->ops[op].region == TN_REGION_FORWARD)
             last_forward = op;
         if (p->ops[op].region == TN_REGION_STEP && !step)

@@ -19,13 +19,13 @@
 enum { PACK_ALIGN = 16 }; /* elements; see pack in ops.def */
 
 struct gradient {
-    tn_op scatter;            /* in the step region, of what the micro-batches left; or 0 */
-    tn_value from, to;        /* accumulator, or its part; its sum over all of its way */
-    tn_op sum[TN_MAX_AXES];   /* the all_reduces between them */
+    tn_op scatter;          /* in the step region, of what the micro-batches left; or 0 */
+    tn_value from, to;      /* accumulator, or its part; its sum over all of its way */
+    tn_op sum[TN_MAX_AXES]; /* the all_reduces between them */
     int32_t n_sums, stage;
-    uint64_t way;             /* axes, a hexadecimal digit each */
-    int64_t ready, elements;  /* order of the op that completes it; this rank's part */
-    int joined;               /* a bucket does the work of its sums */
+    uint64_t way;            /* axes, a hexadecimal digit each */
+    int64_t ready, elements; /* order of the op that completes it; this rank's part */
+    int joined;              /* a bucket does the work of its sums */
 };
 
 static int is_sum(const struct tn_program *p, tn_op op)
@@ -160,7 +160,7 @@ static uint32_t end_of_bucket(const struct gradient *g, uint32_t first, uint32_t
 static uint32_t collect(const struct tn_program *p, int32_t axis, struct gradient *g)
 {
     uint32_t n = 0;
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         if (is_sum(p, op))
             n += (uint32_t)follow(p, op, axis, &g[n]);
     qsort(g, n, sizeof *g, compare);
@@ -188,7 +188,7 @@ void tn_join_sums(struct tn_program *p, int32_t axis, int64_t most_bytes)
     tn_op before = p->insert_before;
     p->insert_before = 0;
     tn_program_renumber(p);
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         if (p->ops[op].region == TN_REGION_STEP && p->ops[op].opcode != TN_OP_REDUCE_SCATTER && !p->insert_before)
             p->insert_before = op;
         sums += (uint32_t)is_sum(p, op);

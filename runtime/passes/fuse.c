@@ -16,7 +16,7 @@ struct fuser {
 
 static void count_users(struct fuser *f)
 {
-    for TN_EACH_OP(f->p, op)
+    TN_EACH_OP(f->p, op)
         for (uint32_t i = 0; i < f->p->ops[op].n_in; i++)
             f->users[f->p->ops[op].in[i]]++;
 }
@@ -56,9 +56,9 @@ static void fuse_bias(struct fuser *f, tn_op op)
 
 static void fuse_gradient_sum(struct fuser *f, tn_op op)
 {
-    static const struct { uint32_t opcode, at; } kinds[] = {
-        { TN_OP_LAYERNORM_DX, 5 }, { TN_OP_RMSNORM_DX, 4 }, { TN_OP_LINEAR_DX, 2 }
-    };
+    static const struct {
+        uint32_t opcode, at;
+    } kinds[] = { { TN_OP_LAYERNORM_DX, 5 }, { TN_OP_RMSNORM_DX, 4 }, { TN_OP_LINEAR_DX, 2 } };
     struct tn_program *p = f->p;
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
         for (uint32_t side = 0; side < 2; side++) {

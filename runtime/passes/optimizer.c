@@ -47,7 +47,9 @@ static void update(struct tn_program *p, const struct tn_settings *settings, tn_
 
 void tn_optimizer(struct tn_program *p, const struct tn_settings *settings)
 {
-    struct { tn_value param, g; } *updates = malloc((p->n_values + 1) * sizeof *updates);
+    struct {
+        tn_value param, g;
+    } *updates = malloc((p->n_values + 1) * sizeof *updates);
     tn_value *g = malloc((p->n_values + 1) * sizeof *g);
     uint32_t n = 0, n_values = p->n_values;
     if (!updates || !g) {

@@ -27,15 +27,15 @@ const char *const tn_category_name[TN_MEM_COUNT] = {
 struct planner {
     struct tn_plan *plan;
     const struct tn_program *p;
-    tn_value *parent;   /* by value: the value whose memory it is part of; itself for a root */
-    int64_t *delta;     /* by value: bytes into its parent's memory */
-    int64_t *bytes;     /* by root */
+    tn_value *parent;      /* by value: the value whose memory it is part of; itself for a root */
+    int64_t *delta;        /* by value: bytes into its parent's memory */
+    int64_t *bytes;        /* by root */
     int64_t *first, *last; /* by root: order of the first and last op that needs it */
-    int64_t *last_use;  /* by root: as last, communication not counted beyond its start */
+    int64_t *last_use;     /* by root: as last, communication not counted beyond its start */
     uint8_t *persistent, *category, *packed;
-    tn_op *pending;     /* by root: communication under way that writes it */
-    tn_op *reading;     /* by root: the latest communication under way that reads it */
-    int64_t end;        /* order after the last op */
+    tn_op *pending; /* by root: communication under way that writes it */
+    tn_op *reading; /* by root: the latest communication under way that reads it */
+    int64_t end;    /* order after the last op */
 };
 
 static int64_t round_up(int64_t n, int64_t to)
@@ -151,9 +151,9 @@ static void find_storages(struct planner *s)
         s->persistent[v] =
             !p->values[v].def && (p->values[v].kind == TN_KIND_PARAM || p->values[v].kind == TN_KIND_STATE);
     }
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         share_memory(s, op);
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         pad_flat(s, op);
 }
 
@@ -172,7 +172,7 @@ static void note_uses(struct planner *s)
         s->last[v] = s->last_use[v] = -1;
         s->category[v] = category_of(p->values[v].kind);
     }
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         for (uint32_t i = 0; i < o->n_in + o->n_out; i++) {
             tn_value v = i < o->n_in ? o->in[i] : o->out[i - o->n_in];
@@ -198,7 +198,7 @@ static void note_uses(struct planner *s)
 static void reuse_inputs(struct planner *s)
 {
     const struct tn_program *p = s->p;
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         const struct tn_op_kind *kind = tn_op_kind(o->opcode);
         for (uint32_t i = 0; i < o->n_out; i++) {
@@ -311,7 +311,7 @@ static void find_waits(struct planner *s)
     size_t cap = 0, n_ways = 0, cap_ways = 0;
     struct sent *ways = NULL;
     struct leaving leaving = { .n = 0 };
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         plan->first_wait[o->order] = plan->n_waits;
         if (tn_op_is_free(o->opcode))
@@ -344,7 +344,7 @@ static void find_waits(struct planner *s)
             s->pending[root_of(s, o->out[i], NULL)] = op;
     }
     plan->first_wait[s->end] = plan->n_waits;
-    for TN_EACH_OP(p, op) { /* what nobody waited for ends with the step */
+    TN_EACH_OP(p, op) { /* what nobody waited for ends with the step */
         const struct tn_op_data *o = &p->ops[op];
         for (uint32_t i = 0; runs_beside(o->opcode) && i < o->n_in + o->n_out; i++) {
             tn_value v = i < o->n_in ? o->in[i] : o->out[i - o->n_in], root = v ? root_of(s, v, NULL) : 0;
@@ -438,7 +438,7 @@ void tn_plan_init(struct tn_plan *plan, const struct tn_program *flat, const str
     tn_arena_init(&plan->memory);
     size_t n = (size_t)flat->n_values + 1;
     int64_t order = 0;
-    for TN_EACH_OP(flat, op)
+    TN_EACH_OP(flat, op)
         flat->ops[op].order = order++;
     struct tn_arena work;
     tn_arena_init(&work);

@@ -9,18 +9,18 @@
 #include "passes/passes.h"
 
 /* X(NAME, text) */
-#define TN_CATEGORY_LIST(X)        \
-    X(PARAMS, "params")            \
-    X(GRADIENTS, "gradients")      \
-    X(OPTIMIZER, "optimizer")      \
-    X(ACTIVATIONS, "activations")  \
+#define TN_CATEGORY_LIST(X)       \
+    X(PARAMS, "params")           \
+    X(GRADIENTS, "gradients")     \
+    X(OPTIMIZER, "optimizer")     \
+    X(ACTIVATIONS, "activations") \
     X(BUFFERS, "buffers")
 
 enum tn_category {
 #define TN_X(name, text) TN_MEM_##name,
     TN_CATEGORY_LIST(TN_X)
 #undef TN_X
-    TN_MEM_COUNT
+        TN_MEM_COUNT
 };
 extern const char *const tn_category_name[TN_MEM_COUNT];
 
@@ -36,7 +36,7 @@ struct tn_plan_space {
 struct tn_plan {
     struct tn_arena memory;
     const struct tn_program *p;
-    int64_t *offset;            /* by value: bytes into the arena of its space; -1: has no memory */
+    int64_t *offset; /* by value: bytes into the arena of its space; -1: has no memory */
     /* By order of op (its end last): the communication and copies wait[first_wait[i] .. first_wait[i + 1]) that must be
      * done before it runs. */
     uint32_t *first_wait;

@@ -6,10 +6,10 @@
 #include <stdint.h>
 
 struct tn_block {
-    uint32_t root;        /* the value it is for; smaller ones first among equals */
-    int64_t bytes;        /* more than 0 */
-    int64_t first, last;  /* times that it is needed, both counted */
-    int64_t offset;       /* out */
+    uint32_t root;       /* the value it is for; smaller ones first among equals */
+    int64_t bytes;       /* more than 0 */
+    int64_t first, last; /* times that it is needed, both counted */
+    int64_t offset;      /* out */
 };
 
 /* Largest first, each at the lowest offset that is free for its whole life (greedy by size; Pisarchyk and Lee 2020).

@@ -99,7 +99,8 @@ static double conversion_cost(const struct resolver *r, tn_value v, tn_placement
 }
 
 /* The output of a new op: typed like v, placed like v on axes resolved so far, `to` on this one. */
-static tn_value step(struct resolver *r, tn_value v, uint32_t opcode, tn_placement to, const struct tn_attr *attrs, uint32_t n_attrs)
+static tn_value step(struct resolver *r, tn_value v, uint32_t opcode, tn_placement to, const struct tn_attr *attrs,
+                     uint32_t n_attrs)
 {
     struct tn_program *p = r->p;
     const char *axis = p->mesh->axis[r->axis].name;
@@ -123,7 +124,8 @@ static tn_value convert_ops(struct resolver *r, tn_value v, tn_placement to)
 {
     tn_placement from = r->p->values[v].place[r->axis];
     uint32_t a = TN_PLACE_KIND(from), b = TN_PLACE_KIND(to);
-    int32_t from_dim = a == TN_PLACE_FLAT ? -1 : TN_PLACE_DIM(from), to_dim = b == TN_PLACE_FLAT ? -1 : TN_PLACE_DIM(to);
+    int32_t from_dim = a == TN_PLACE_FLAT ? -1 : TN_PLACE_DIM(from),
+            to_dim = b == TN_PLACE_FLAT ? -1 : TN_PLACE_DIM(to);
     const struct tn_attr red[] = { TN_ATTR_I("axis", r->axis), TN_ATTR_I("red", TN_PLACE_RED(from)) };
     if (a == TN_PLACE_PARTIAL && b == TN_PLACE_REPLICATE)
         return step(r, v, TN_OP_ALL_REDUCE, to, red, 2);
@@ -225,7 +227,8 @@ static tn_value convert(struct resolver *r, tn_value v, tn_placement to, tn_op o
 static int is_param(const struct tn_program *p, tn_value v)
 {
     tn_op def = p->values[v].def;
-    while (p->values[v].kind != TN_KIND_PARAM && def && (p->ops[def].opcode == TN_OP_CAST || p->ops[def].opcode == TN_OP_ALL_GATHER)) {
+    while (p->values[v].kind != TN_KIND_PARAM && def &&
+           (p->ops[def].opcode == TN_OP_CAST || p->ops[def].opcode == TN_OP_ALL_GATHER)) {
         v = p->ops[def].in[0];
         def = p->values[v].def;
     }
@@ -275,7 +278,8 @@ static double row_cost(const struct resolver *r, tn_op op, const struct tn_row *
     return cost;
 }
 
-/* Where a strategy wants a cut of v, or of what v was converted from, that does not divide: says so; else says nothing. */
+/* Where a strategy wants a cut of v, or of what v was converted from, that does not divide: says so; else says nothing.
+ * */
 static int add_unfit_want(const struct resolver *r, tn_value v, struct tn_buf *buf)
 {
     const struct tn_program *p = r->p;
@@ -283,17 +287,21 @@ static int add_unfit_want(const struct resolver *r, tn_value v, struct tn_buf *b
         v = p->ops[p->values[v].def].in[0];
     const struct tn_value_data *value = &p->values[v];
     tn_placement want = value->want[r->axis];
-    if (TN_PLACE_KIND(want) != TN_PLACE_SHARD || TN_PLACE_DIM(want) >= value->rank || tn_placement_fits(p, v, r->axis, want))
+    if (TN_PLACE_KIND(want) != TN_PLACE_SHARD || TN_PLACE_DIM(want) >= value->rank ||
+        tn_placement_fits(p, v, r->axis, want))
         return 0;
     int64_t multiple = 1;
     char text[48];
-    tn_buf_printf(buf, "; %s on axis %s is wanted of %s, but dimension %d, %lld elements, is cut", tn_placement_text(want, text),
-                  p->mesh->axis[r->axis].name, value->name, TN_PLACE_DIM(want), (long long)value->shape[TN_PLACE_DIM(want)]);
+    tn_buf_printf(buf, "; %s on axis %s is wanted of %s, but dimension %d, %lld elements, is cut",
+                  tn_placement_text(want, text), p->mesh->axis[r->axis].name, value->name, TN_PLACE_DIM(want),
+                  (long long)value->shape[TN_PLACE_DIM(want)]);
     for (int32_t axis = 0; axis < p->mesh->n_axes; axis++) {
         tn_placement cut = TN_PLACE_KIND(value->place[axis]) == TN_PLACE_SHARD ? value->place[axis] : value->want[axis];
-        if (TN_PLACE_KIND(cut) != TN_PLACE_SHARD || TN_PLACE_DIM(cut) != TN_PLACE_DIM(want) || p->mesh->axis[axis].size == 1)
+        if (TN_PLACE_KIND(cut) != TN_PLACE_SHARD || TN_PLACE_DIM(cut) != TN_PLACE_DIM(want) ||
+            p->mesh->axis[axis].size == 1)
             continue;
-        tn_buf_printf(buf, "%s %s = %d", multiple == 1 ? " by" : " and", p->mesh->axis[axis].name, p->mesh->axis[axis].size);
+        tn_buf_printf(buf, "%s %s = %d", multiple == 1 ? " by" : " and", p->mesh->axis[axis].name,
+                      p->mesh->axis[axis].size);
         multiple *= p->mesh->axis[axis].size;
     }
     tn_buf_printf(buf, "; a multiple of %lld would work", (long long)multiple);
@@ -316,16 +324,17 @@ static void refuse(struct resolver *r, tn_op op, int n_rows)
         tn_buf_printf(&buf, "%s%s", buf.length ? ", " : "", v->name);
         if (def)
             tn_buf_printf(&buf, " (made by %s)", tn_op_kind(p->ops[def].opcode)->name);
-        tn_buf_printf(&buf, " is %s%s%s", tn_placement_text(v->place[r->axis], text), v->placed_by[r->axis] ? " by " : "",
-                      v->placed_by[r->axis] ? v->placed_by[r->axis] : "");
+        tn_buf_printf(&buf, " is %s%s%s", tn_placement_text(v->place[r->axis], text),
+                      v->placed_by[r->axis] ? " by " : "", v->placed_by[r->axis] ? v->placed_by[r->axis] : "");
     }
     int unfit = 0;
     for (uint32_t i = 0; i < o->n_out && !unfit; i++)
         unfit = add_unfit_want(r, o->out[i], &buf);
     for (uint32_t i = 0; i < o->n_in && !unfit; i++)
         unfit = o->in[i] && add_unfit_want(r, o->in[i], &buf);
-    tn_program_error(p, op, "no rule of %s fits on axis %s: %s%s", tn_op_kind(o->opcode)->name, p->mesh->axis[r->axis].name,
-                     buf.text, unfit || n_rows ? "" : "; its sizes do not divide, or a strategy must replace it");
+    tn_program_error(p, op, "no rule of %s fits on axis %s: %s%s", tn_op_kind(o->opcode)->name,
+                     p->mesh->axis[r->axis].name, buf.text,
+                     unfit || n_rows ? "" : "; its sizes do not divide, or a strategy must replace it");
     tn_buf_finish(&buf);
 }
 
@@ -375,7 +384,8 @@ static void resolve_op(struct resolver *r, tn_op op)
     for (int i = 0; i < n; i++) {
         int steps = 0, liked = 0;
         double cost = row_cost(r, op, &rows[i], &steps, &liked);
-        int better = cost < best_cost || (cost == best_cost && (steps < best_steps || (steps == best_steps && liked > best_liked)));
+        int better = cost < best_cost ||
+                     (cost == best_cost && (steps < best_steps || (steps == best_steps && liked > best_liked)));
         if (isfinite(cost) && (best < 0 || better)) {
             best = i;
             best_cost = cost;
@@ -429,7 +439,8 @@ static void gather_outputs(struct resolver *r)
         tn_placement from = p->values[v].place[r->axis];
         int steps = 0;
         if (!isfinite(conversion_cost(r, v, from, TN_REPLICATE, &steps))) {
-            tn_program_error(p, p->values[v].def, "this output cannot be made whole on axis %s", p->mesh->axis[r->axis].name);
+            tn_program_error(p, p->values[v].def, "this output cannot be made whole on axis %s",
+                             p->mesh->axis[r->axis].name);
             continue;
         }
         tn_value whole = convert_ops(r, v, TN_REPLICATE);
@@ -445,9 +456,9 @@ static void check_pins(struct tn_program *p)
     for (tn_value v = 1; v <= p->n_values; v++)
         for (int32_t axis = 0; axis < p->mesh->n_axes; axis++)
             if (p->mesh->axis[axis].size > 1 && !tn_placement_fits(p, v, axis, p->values[v].place[axis]))
-                tn_program_error(p, 0, "%s: %s on axis %s = %d does not divide its %lld elements%s%s", p->values[v].name,
-                                 tn_placement_text(p->values[v].place[axis], text), p->mesh->axis[axis].name,
-                                 p->mesh->axis[axis].size,
+                tn_program_error(p, 0, "%s: %s on axis %s = %d does not divide its %lld elements%s%s",
+                                 p->values[v].name, tn_placement_text(p->values[v].place[axis], text),
+                                 p->mesh->axis[axis].name, p->mesh->axis[axis].size,
                                  (long long)p->values[v].shape[TN_PLACE_DIM(p->values[v].place[axis]) % TN_MAX_DIMS],
                                  p->values[v].placed_by[axis] ? "; asked by " : "",
                                  p->values[v].placed_by[axis] ? p->values[v].placed_by[axis] : "");
@@ -469,7 +480,7 @@ static void resolve_axis(struct tn_program *p, int32_t axis, int64_t to_come)
     }
     struct resolver r = { .p = p, .axis = axis, .to_come = to_come };
     r.done = tn_arena_grow(&p->arena, NULL, sizeof *r.done, &r.cap, p->n_values + 1);
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         resolve_op(&r, op);
     gather_outputs(&r);
 }

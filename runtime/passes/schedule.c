@@ -131,7 +131,7 @@ static int is_arrival(const struct scheduler *s, tn_op op)
 /* stage -1: of all stages. `all`: those of no stage as well. */
 static void run_region(struct scheduler *s, uint32_t region, int32_t stage, int all, int32_t micro)
 {
-    for TN_EACH_OP(s->p, op) {
+    TN_EACH_OP(s->p, op) {
         const struct tn_op_data *o = &s->p->ops[op];
         if (o->region != region || (o->stage < 0 ? !all : stage >= 0 && o->stage != stage) || is_arrival(s, op))
             continue;
@@ -142,7 +142,7 @@ static void run_region(struct scheduler *s, uint32_t region, int32_t stage, int 
 
 static void start_arrivals(struct scheduler *s, const struct tn_slot *slot)
 {
-    for TN_EACH_OP(s->p, op) {
+    TN_EACH_OP(s->p, op) {
         const struct tn_op_data *o = &s->p->ops[op];
         if (o->region != slot->region || o->stage != slot->stage || !is_arrival(s, op))
             continue;
@@ -179,12 +179,14 @@ static void run_in_turn(struct scheduler *s)
 /* A plugin's slots might leave something out. */
 static void check_runs(const struct scheduler *s)
 {
-    for TN_EACH_OP(s->p, op) {
+    TN_EACH_OP(s->p, op) {
         const struct tn_op_data *o = &s->p->ops[op];
         if (!tn_region_per_micro(o->region) || s->runs[op] == (uint32_t)s->micro_batches)
             continue;
-        tn_program_error(s->flat, 0, "the schedule runs region %s of stage %d %u times (%s), for %d micro-batches; it needs a slot "
-                         "for each", tn_region_name(o->region), o->stage, s->runs[op], o->name, s->micro_batches);
+        tn_program_error(s->flat, 0,
+                         "the schedule runs region %s of stage %d %u times (%s), for %d micro-batches; it needs a slot "
+                         "for each",
+                         tn_region_name(o->region), o->stage, s->runs[op], o->name, s->micro_batches);
         return;
     }
 }
@@ -195,7 +197,7 @@ static void find_roots(struct scheduler *s)
     for (tn_value v = 1; v <= s->p->n_values; v++)
         if (s->p->values[v].kind == TN_KIND_ACCUMULATOR && !s->p->values[v].def)
             s->root[v] = v;
-    for TN_EACH_OP(s->p, op) {
+    TN_EACH_OP(s->p, op) {
         const struct tn_op_data *o = &s->p->ops[op];
         const struct tn_op_kind *kind = tn_op_kind(o->opcode);
         for (uint32_t i = 0; tn_region_per_micro(o->region) && i < o->n_out; i++)
@@ -207,7 +209,7 @@ static void find_roots(struct scheduler *s)
 
 static void find_used(struct scheduler *s)
 {
-    for TN_EACH_OP(s->p, op)
+    TN_EACH_OP(s->p, op)
         for (uint32_t i = 0; i < s->p->ops[op].n_in; i++)
             s->used[s->p->ops[op].in[i]] = 1;
 }
@@ -260,9 +262,12 @@ static void hoist(struct tn_program *flat)
 static int slots_fit(struct tn_program *flat, int32_t micro_batches, const struct tn_slot *slots, uint32_t n_slots)
 {
     for (uint32_t i = 0; slots && i < n_slots; i++)
-        if (!tn_region_per_micro(slots[i].region) || slots[i].micro < 0 || slots[i].micro >= micro_batches || slots[i].stage < 0) {
-            tn_program_error(flat, 0, "slot %u of the schedule is region %u, stage %d, micro-batch %d; regions are forward, "
-                             "backward and weight, micro-batches 0 to %d", i, slots[i].region, slots[i].stage, slots[i].micro, micro_batches - 1);
+        if (!tn_region_per_micro(slots[i].region) || slots[i].micro < 0 || slots[i].micro >= micro_batches ||
+            slots[i].stage < 0) {
+            tn_program_error(flat, 0,
+                             "slot %u of the schedule is region %u, stage %d, micro-batch %d; regions are forward, "
+                             "backward and weight, micro-batches 0 to %d",
+                             i, slots[i].region, slots[i].stage, slots[i].micro, micro_batches - 1);
             return 0;
         }
     return 1;
@@ -276,8 +281,9 @@ void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t mi
     flat->n_parts = p->n_parts;
     if (!slots_fit(flat, micro_batches, slots, n_slots))
         return;
-    struct scheduler s = { .p = p, .flat = flat, .micro_batches = micro_batches,
-                           .stages = slots ? tn_stage_axis(p->mesh) : -1 };
+    struct scheduler s = {
+        .p = p, .flat = flat, .micro_batches = micro_batches, .stages = slots ? tn_stage_axis(p->mesh) : -1
+    };
     tn_value *tables = calloc(n * (size_t)(micro_batches + 4) + p->n_ops + 1, sizeof *tables);
     if (!tables) {
         tn_program_error(flat, 0, "out of memory for %d micro-batches", micro_batches);

@@ -43,6 +43,6 @@ void tn_own_stages(struct tn_program *p)
         if (p->ops[op].stage >= 0 && p->ops[op].stage % p->mesh->axis[axis].size != p->coord[axis])
             tn_op_unlink(p, op);
     }
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         take_side(p, op, axis);
 }

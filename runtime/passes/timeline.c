@@ -74,7 +74,9 @@ static uint32_t slot_of(struct tn_timeline *t, int32_t rank, const struct tn_op_
     if (last && last->rank == rank && last->region == o->region && last->stage == o->stage && last->micro == o->micro)
         return (uint32_t)(t->n_slots - 1);
     t->slot = tn_arena_grow(&t->memory, t->slot, sizeof *t->slot, &t->cap_slots, t->n_slots + 1);
-    t->slot[t->n_slots] = (struct tn_timeline_slot){ .region = o->region, .rank = rank, .stage = o->stage, .micro = o->micro, .begin = -1 };
+    t->slot[t->n_slots] = (struct tn_timeline_slot){
+        .region = o->region, .rank = rank, .stage = o->stage, .micro = o->micro, .begin = -1
+    };
     t->stages = o->stage >= t->stages ? o->stage + 1 : t->stages;
     t->micro_batches = o->micro >= t->micro_batches ? o->micro + 1 : t->micro_batches;
     return (uint32_t)t->n_slots++;
@@ -99,8 +101,12 @@ static uint32_t add_message(struct tn_timeline *t, struct tn_timeline_rank *r, c
     const struct tn_op_data *o = &p->ops[op];
     int sends = o->opcode == TN_OP_SEND;
     tn_value v = sends ? o->in[0] : o->out[0];
-    struct message m = { .name = tn_arena_strdup(&t->memory, o->name), .peer = (int32_t)tn_attr_i(p, op, "peer", 0), .micro = o->micro,
-                         .channel = (uint8_t)tn_attr_i(p, op, "channel", 0), .sends = (uint8_t)sends, .dtype = p->values[v].dtype,
+    struct message m = { .name = tn_arena_strdup(&t->memory, o->name),
+                         .peer = (int32_t)tn_attr_i(p, op, "peer", 0),
+                         .micro = o->micro,
+                         .channel = (uint8_t)tn_attr_i(p, op, "channel", 0),
+                         .sends = (uint8_t)sends,
+                         .dtype = p->values[v].dtype,
                          .elements = tn_local_elements(p, v) };
     uint64_t way = way_of(m.peer, m.channel, sends);
     m.way = way << 32 | count_way(r, way);
@@ -123,7 +129,7 @@ void tn_timeline_add(struct tn_timeline *t, int32_t rank, const struct tn_plan *
     struct tn_timeline_rank *r = &t->rank[rank];
     int32_t axis = tn_stage_axis(p->mesh);
     uint32_t *message_of = calloc((size_t)p->n_ops + 1, sizeof *message_of);
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         for (uint32_t w = plan->first_wait[o->order]; message_of && w < plan->first_wait[o->order + 1]; w++)
             if (is_message(p, plan->wait[w], axis))
@@ -174,10 +180,12 @@ static tn_status find_partners(struct tn_timeline *t, char *error, size_t error_
             struct by_way key = { way_of(i, m->channel, !m->sends) << 32 | (m->way & UINT32_MAX), 0 };
             const struct by_way *found = bsearch(&key, sorted[m->peer], other->n_messages, sizeof key, compare_ways);
             const struct message *partner = found ? &other->message[found->message] : NULL;
-            if (!partner || partner->dtype != m->dtype || partner->elements != m->elements || partner->micro != m->micro) {
-                snprintf(error, error_bytes, "message %llu between ranks %d and %d on channel %u is %s on rank %d and %s on rank %d",
-                         (unsigned long long)(m->way & UINT32_MAX), i, m->peer, m->channel, m->name, i, partner ? partner->name : "none",
-                         m->peer);
+            if (!partner || partner->dtype != m->dtype || partner->elements != m->elements ||
+                partner->micro != m->micro) {
+                snprintf(error, error_bytes,
+                         "message %llu between ranks %d and %d on channel %u is %s on rank %d and %s on rank %d",
+                         (unsigned long long)(m->way & UINT32_MAX), i, m->peer, m->channel, m->name, i,
+                         partner ? partner->name : "none", m->peer);
                 return TN_CONFLICT;
             }
             m->partner = found->message;
@@ -319,6 +327,8 @@ struct tn_bubble tn_timeline_bubble(const struct tn_timeline *t)
         return (struct tn_bubble){ 0 };
     double mean = all / t->ranks, chunks = (double)t->stages / t->ranks;
     double x = (t->ranks - 1) * (all - 2 * work[TN_REGION_WEIGHT]) / (chunks * t->micro_batches * all);
-    return (struct tn_bubble){ .idle = 1 - mean / t->end, .bubble = 1 - most / t->end, .unequal = (most - mean) / t->end,
+    return (struct tn_bubble){ .idle = 1 - mean / t->end,
+                               .bubble = 1 - most / t->end,
+                               .unequal = (most - mean) / t->end,
                                .formula = x / (1 + x) };
 }

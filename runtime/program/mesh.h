@@ -11,9 +11,9 @@ struct tn_mesh {
     struct {
         const char *name;
         int32_t size;
-        int32_t stride;       /* ranks between neighbours on the axis */
-        const char *owner;    /* plugin that declared it */
-        int stages;           /* its ranks run stages, not parts */
+        int32_t stride;    /* ranks between neighbours on the axis */
+        const char *owner; /* plugin that declared it */
+        int stages;        /* its ranks run stages, not parts */
     } axis[TN_MAX_AXES];
 };
 

@@ -11,9 +11,18 @@
 #include "program/rules.h"
 
 static struct tn_op_kind kinds[TN_OP_CORE_END] = {
-#define TN_OP(id, ID, i, o, a, al, sh, pl, gr, co, lo, d)                                                               \
-    [TN_OP_##ID] = { .name = #id, .ins = i, .outs = o, .attrs = a, .alias = al, .doc = d, .shape = shape_##sh,         \
-                     .place = place_##pl, .grad = grad_##gr, .cost = cost_##co, .lower = lower_##lo },
+#define TN_OP(id, ID, i, o, a, al, sh, pl, gr, co, lo, d) \
+    [TN_OP_##ID] = { .name = #id,                         \
+                     .ins = i,                            \
+                     .outs = o,                           \
+                     .attrs = a,                          \
+                     .alias = al,                         \
+                     .doc = d,                            \
+                     .shape = shape_##sh,                 \
+                     .place = place_##pl,                 \
+                     .grad = grad_##gr,                   \
+                     .cost = cost_##co,                   \
+                     .lower = lower_##lo },
 #include <tenon/ops.def>
 #undef TN_OP
 };
@@ -113,7 +122,10 @@ uint32_t tn_op_by_name(const char *name)
     return tn_op_plugin_find(name);
 }
 
-static const struct { uint32_t dtype; const char *name; } dtypes[] = {
+static const struct {
+    uint32_t dtype;
+    const char *name;
+} dtypes[] = {
 #define TN_X(NAME, number, text, bytes) { number, text },
     TN_DTYPE_LIST(TN_X)
 #undef TN_X

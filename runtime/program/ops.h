@@ -12,16 +12,16 @@ struct tn_autodiff; /* autodiff.h */
 struct tn_op_kind {
     const char *name, *ins, *outs, *attrs, *alias, *doc; /* as in ops.def */
     /* parsed from them: */
-    uint32_t min_in, max_in;       /* max_in UINT32_MAX: variadic */
+    uint32_t min_in, max_in; /* max_in UINT32_MAX: variadic */
     uint32_t n_out;
     const char *in_names[TN_OP_MOST_FIXED], *out_names[TN_OP_MOST_FIXED];
     uint32_t n_in_names;
-    int8_t must_alias[TN_OP_MOST_FIXED]; /* by output: input whose memory it is, or -1 */
+    int8_t must_alias[TN_OP_MOST_FIXED];  /* by output: input whose memory it is, or -1 */
     uint32_t may_alias[TN_OP_MOST_FIXED]; /* by output: bit mask of inputs */
 
     /* of a plugin's op; NULL and 0 for the core's: */
     const char *plugin;
-    uint32_t like, flags;          /* core opcode whose rules it has where its own are missing; TN_OP_COMMUNICATES */
+    uint32_t like, flags; /* core opcode whose rules it has where its own are missing; TN_OP_COMMUNICATES */
 
     /* Sets dtype, rank and shape of the op's outputs, or records an error. */
     void (*shape)(struct tn_program *p, tn_op op);

@@ -102,10 +102,15 @@ static void add_gradient(const struct tn_op_call *call, tn_value v, tn_value ter
 /* Rules read a program that they do not change, but may have to report an error of the plugin in it. */
 static struct call begin(const struct tn_program *p, tn_op op, struct tn_autodiff *ad)
 {
-    return (struct call){ .ad = ad, .public = {
-        .struct_size = sizeof(struct tn_op_call), .op = op, .program = (struct tn_program *)p,
-        .read = tn_program_api_get("tn.program/1"), .edit = tn_program_api_get("tn.program_edit/1"),
-        .set_output = set_output, .gradient = gradient, .add_gradient = add_gradient } };
+    return (struct call){ .ad = ad,
+                          .public = { .struct_size = sizeof(struct tn_op_call),
+                                      .op = op,
+                                      .program = (struct tn_program *)p,
+                                      .read = tn_program_api_get("tn.program/1"),
+                                      .edit = tn_program_api_get("tn.program_edit/1"),
+                                      .set_output = set_output,
+                                      .gradient = gradient,
+                                      .add_gradient = add_gradient } };
 }
 
 static const struct tn_op_definition *definition_of(const struct tn_program *p, tn_op op)
@@ -131,8 +136,10 @@ static void shape(struct tn_program *p, tn_op op)
 
 static int bad_row(const struct tn_program *p, tn_op op, const char *text, size_t length)
 {
-    tn_program_error((struct tn_program *)p, op, "its plugin gives the row %.*s; a row has a letter R, P, M, F, L or a digit for "
-                     "each input, '>' and one for each output, and there are at most %d", (int)length, text, (int)TN_MOST_ROWS / 2);
+    tn_program_error((struct tn_program *)p, op,
+                     "its plugin gives the row %.*s; a row has a letter R, P, M, F, L or a digit for "
+                     "each input, '>' and one for each output, and there are at most %d",
+                     (int)length, text, (int)TN_MOST_ROWS / 2);
     return 0;
 }
 
@@ -143,7 +150,8 @@ static int is_row(const struct tn_op_kind *kind, const char *text, size_t length
            length == in + 1 + kind->n_out;
 }
 
-static int rows_of_text(const struct tn_program *p, tn_op op, int32_t axis, const char *text, struct tn_row *rows, int most)
+static int rows_of_text(const struct tn_program *p, tn_op op, int32_t axis, const char *text, struct tn_row *rows,
+                        int most)
 {
     enum { MOST_GIVEN = TN_MOST_ROWS / 2 };
     char copy[MOST_GIVEN][MOST_ROW];
@@ -262,8 +270,10 @@ static int is_same(const struct tn_op_definition *a, const struct tn_op_definiti
 static int copy_strings(struct registered *r, const char *plugin, const struct tn_op_definition *from)
 {
     struct tn_op_definition *d = &r->definition;
-    const struct { const char **to, *text; } strings[] = {
-        { &d->name, from->name }, { &d->ins, from->ins }, { &d->outs, from->outs }, { &d->attrs, from->attrs },
+    const struct {
+        const char **to, *text;
+    } strings[] = {
+        { &d->name, from->name },   { &d->ins, from->ins }, { &d->outs, from->outs },    { &d->attrs, from->attrs },
         { &d->alias, from->alias }, { &d->doc, from->doc }, { &r->kind.plugin, plugin },
     };
     for (size_t i = 0; i < sizeof strings / sizeof *strings; i++) {

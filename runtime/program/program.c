@@ -130,8 +130,13 @@ tn_value tn_value_new(struct tn_program *p, uint32_t kind, const char *name, uin
     p->values = tn_arena_grow(&p->arena, p->values, sizeof *p->values, &p->cap_values, p->n_values + 2);
     tn_value v = ++p->n_values;
     p->values[v] = (struct tn_value_data){
-        .name = tn_arena_strdup(&p->arena, name), .kind = kind, .dtype = dtype, .rank = rank, .tag = "",
-        .layer = p->at_layer, .stage = p->at_stage,
+        .name = tn_arena_strdup(&p->arena, name),
+        .kind = kind,
+        .dtype = dtype,
+        .rank = rank,
+        .tag = "",
+        .layer = p->at_layer,
+        .stage = p->at_stage,
     };
     for (int32_t d = 0; d < TN_MAX_DIMS; d++) {
         p->values[v].shape[d] = d < rank ? shape[d] : 1;
@@ -144,7 +149,8 @@ tn_value tn_value_new(struct tn_program *p, uint32_t kind, const char *name, uin
 uint32_t tn_dtype_bytes(uint32_t dtype)
 {
     switch (dtype) {
-#define TN_X(name, number, text, bytes) case TN_##name: return bytes;
+#define TN_X(name, number, text, bytes) \
+    case TN_##name: return bytes;
         TN_DTYPE_LIST(TN_X)
 #undef TN_X
     default: return 0;
@@ -177,7 +183,8 @@ static void cut(const struct tn_program *p, tn_placement placement, int32_t axis
     *extent = parts->weights[coord] * unit;
 }
 
-/* Parts of a flat cut are equal but for padding at the end, which no part counts: the last ones may be short or empty. */
+/* Parts of a flat cut are equal but for padding at the end, which no part counts: the last ones may be short or empty.
+ * */
 static void cut_flat(int64_t size, int64_t coord, int64_t *n, int64_t *first)
 {
     int64_t part = (*n + size - 1) / size, left = *n - coord * part;
@@ -280,8 +287,16 @@ static tn_op op_add(struct tn_program *p, uint32_t opcode, const char *name, con
     tn_op op = ++p->n_ops;
     struct tn_op_data *o = &p->ops[op];
     *o = (struct tn_op_data){
-        .opcode = opcode, .name = tn_arena_strdup(&p->arena, name), .region = p->at_region, .layer = p->at_layer,
-        .stage = p->at_stage, .micro = -1, .tag = "", .n_in = n_in, .n_out = n_out, .n_attrs = n_attrs,
+        .opcode = opcode,
+        .name = tn_arena_strdup(&p->arena, name),
+        .region = p->at_region,
+        .layer = p->at_layer,
+        .stage = p->at_stage,
+        .micro = -1,
+        .tag = "",
+        .n_in = n_in,
+        .n_out = n_out,
+        .n_attrs = n_attrs,
     };
     o->in = tn_arena_alloc(&p->arena, (n_in + 1) * sizeof *o->in);
     o->out = tn_arena_alloc(&p->arena, (n_out + 1) * sizeof *o->out);
@@ -369,7 +384,7 @@ void tn_replace_uses(struct tn_program *p, tn_value from, tn_value to, tn_op aft
 void tn_program_renumber(struct tn_program *p)
 {
     int64_t order = 0;
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         p->ops[op].order = order++;
 }
 

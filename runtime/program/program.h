@@ -27,13 +27,17 @@ struct tn_value_data {
     const char *dims[TN_MAX_DIMS]; /* logical axis names, "" for none */
     const char *tag;               /* "" for none */
     tn_op def;
-    uint32_t def_index;            /* which output of def */
+    uint32_t def_index; /* which output of def */
     int32_t layer, stage;
     tn_value like, grad_of;
-    uint8_t init;                  /* params: TN_INIT_* */
+    uint8_t init; /* params: TN_INIT_* */
     double init_arg;
-    struct { const char *name; int32_t dim; int64_t offset, full; } stored; /* name NULL: as it is */
-    uint32_t claim;                /* number in claims, from 1; 0: nobody's */
+    struct {
+        const char *name;
+        int32_t dim;
+        int64_t offset, full;
+    } stored;       /* name NULL: as it is */
+    uint32_t claim; /* number in claims, from 1; 0: nobody's */
     tn_placement place[TN_MAX_AXES];
     tn_placement want[TN_MAX_AXES];
     const char *placed_by[TN_MAX_AXES]; /* plugin that pinned it, for messages */
@@ -41,51 +45,59 @@ struct tn_value_data {
 
 struct tn_op_data {
     uint32_t opcode;
-    const char *name;              /* global and stable: "layers.3.attn.q" */
+    const char *name; /* global and stable: "layers.3.attn.q" */
     uint32_t region;
     int32_t layer, stage;
-    int32_t micro;                 /* micro-batch, after schedule; -1: none */
+    int32_t micro; /* micro-batch, after schedule; -1: none */
     const char *tag;
     tn_op source;
     uint32_t n_in, n_out;
     tn_value *in, *out;
     uint32_t n_attrs;
     struct tn_attr attrs[TN_MAX_ATTRS];
-    tn_op prev, next;              /* program order; 0 at the ends */
-    uint8_t linked;                /* 0 once removed */
-    int64_t order;                 /* grows along the list; tn_program_renumber */
+    tn_op prev, next; /* program order; 0 at the ends */
+    uint8_t linked;   /* 0 once removed */
+    int64_t order;    /* grows along the list; tn_program_renumber */
 };
 
-struct tn_parts { int32_t n; const int64_t *weights; int64_t sum; };
+struct tn_parts {
+    int32_t n;
+    const int64_t *weights;
+    int64_t sum;
+};
 
 /* A claim of a strategy on a value; `lost_to`: the claim that was there before, or 0. */
-struct tn_claimed { tn_value v; struct tn_claim claim; uint32_t lost_to; };
+struct tn_claimed {
+    tn_value v;
+    struct tn_claim claim;
+    uint32_t lost_to;
+};
 
 struct tn_program {
     struct tn_arena arena;
     const struct tn_mesh *mesh;
-    const int32_t *coord;          /* of the rank it is compiled for, by axis */
-    struct tn_value_data *values;  /* [1 .. n_values] */
-    struct tn_op_data *ops;        /* [1 .. n_ops], in order of making */
+    const int32_t *coord;         /* of the rank it is compiled for, by axis */
+    struct tn_value_data *values; /* [1 .. n_values] */
+    struct tn_op_data *ops;       /* [1 .. n_ops], in order of making */
     uint32_t n_values, n_ops;
     size_t cap_values, cap_ops;
     tn_op first, last;
     struct tn_parts parts[256];
     uint32_t n_parts;
-    struct tn_names *names;        /* name -> value, for uniqueness and look-up */
+    struct tn_names *names; /* name -> value, for uniqueness and look-up */
 
     /* where new ops go, and who is at work */
     uint32_t at_region;
     int32_t at_layer, at_stage;
     tn_op insert_before;
-    const char *actor;             /* plugin or pass, for messages */
+    const char *actor; /* plugin or pass, for messages */
 
-    int32_t unaided;               /* a trial by TN_PEAK_UNAIDED of the ABI's plan.h */
-    struct tn_claimed *claims;     /* [1 .. n_claims], in the arena */
+    int32_t unaided;           /* a trial by TN_PEAK_UNAIDED of the ABI's plan.h */
+    struct tn_claimed *claims; /* [1 .. n_claims], in the arena */
     uint32_t n_claims;
     size_t cap_claims;
 
-    const char **errors;           /* in the arena */
+    const char **errors; /* in the arena */
     size_t n_errors, cap_errors;
 };
 
@@ -95,8 +107,14 @@ void tn_program_finish(struct tn_program *p);
 struct tn_program *tn_program_copy(const struct tn_program *p);
 void tn_program_drop(struct tn_program *copy); /* accepts NULL */
 
-static inline struct tn_value_data *tn_val(const struct tn_program *p, tn_value v) { return &p->values[v]; }
-static inline struct tn_op_data *tn_opd(const struct tn_program *p, tn_op op) { return &p->ops[op]; }
+static inline struct tn_value_data *tn_val(const struct tn_program *p, tn_value v)
+{
+    return &p->values[v];
+}
+static inline struct tn_op_data *tn_opd(const struct tn_program *p, tn_op op)
+{
+    return &p->ops[op];
+}
 
 /* Regions that run once for each micro-batch. */
 static inline int tn_region_per_micro(uint32_t region)
@@ -115,16 +133,16 @@ tn_value tn_value_new(struct tn_program *p, uint32_t kind, const char *name, uin
                       const int64_t *shape);
 tn_value tn_op_new(struct tn_program *p, uint32_t opcode, const char *name, const tn_value *in, uint32_t n_in,
                    const struct tn_attr *attrs, uint32_t n_attrs); /* its first output; the op is tn_last_op */
-tn_op tn_last_op(const struct tn_program *p);                       /* the op made last */
+tn_op tn_last_op(const struct tn_program *p);                      /* the op made last */
 /* An op with outputs that exist already (parser, schedule). */
 tn_op tn_op_raw(struct tn_program *p, uint32_t opcode, const char *name, const tn_value *in, uint32_t n_in,
                 const tn_value *out, uint32_t n_out, const struct tn_attr *attrs, uint32_t n_attrs);
 tn_value tn_value_find(const struct tn_program *p, const char *name);
 void tn_op_unlink(struct tn_program *p, tn_op op);
-void tn_op_move(struct tn_program *p, tn_op op, tn_op before);  /* before 0: to the end */
+void tn_op_move(struct tn_program *p, tn_op op, tn_op before); /* before 0: to the end */
 tn_op tn_first_user(const struct tn_program *p, tn_value v); /* where a search for its users starts: after its maker */
 void tn_replace_uses(struct tn_program *p, tn_value from, tn_value to, tn_op after);
-void tn_program_renumber(struct tn_program *p);                  /* sets order */
+void tn_program_renumber(struct tn_program *p); /* sets order */
 int64_t tn_attr_i(const struct tn_program *p, tn_op op, const char *key, int64_t missing);
 double tn_attr_f(const struct tn_program *p, tn_op op, const char *key, double missing);
 void tn_attr_set(struct tn_program *p, tn_op op, const struct tn_attr *attr);
@@ -142,7 +160,7 @@ int64_t tn_local_elements(const struct tn_program *p, tn_value v);
 /* Elements of each part, padding counted, of a value cut flat along `axis`. */
 int64_t tn_flat_part(const struct tn_program *p, tn_value v, int32_t axis);
 
-#define TN_EACH_OP(p, op) (tn_op op = (p)->first; op; op = (p)->ops[op].next)
+#define TN_EACH_OP(p, op) for (tn_op op = (p)->first; op; op = (p)->ops[op].next)
 
 /* Text form (program_text.c): prints all, and reads back what it printed. Errors of reading: "line 3: ..." in the
  * program's errors. */

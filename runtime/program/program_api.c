@@ -55,9 +55,19 @@ static void api_op_info(const struct tn_program *p, tn_op op, struct tn_op_info 
         return;
     const struct tn_op_data *o = &p->ops[op];
     const struct tn_op_info full = {
-        .struct_size = sizeof full, .opcode = o->opcode, .name = tn_op_kind(o->opcode)->name, .region = o->region,
-        .layer = o->layer, .stage = o->stage, .n_in = o->n_in, .n_out = o->n_out, .in = o->in, .out = o->out,
-        .tag = o->tag, .source = o->source, .op_flags = tn_op_kind(o->opcode)->flags,
+        .struct_size = sizeof full,
+        .opcode = o->opcode,
+        .name = tn_op_kind(o->opcode)->name,
+        .region = o->region,
+        .layer = o->layer,
+        .stage = o->stage,
+        .n_in = o->n_in,
+        .n_out = o->n_out,
+        .in = o->in,
+        .out = o->out,
+        .tag = o->tag,
+        .source = o->source,
+        .op_flags = tn_op_kind(o->opcode)->flags,
         .like = o->opcode < TN_OP_CORE_END ? o->opcode : tn_op_kind(o->opcode)->like,
     };
     fill(info, &full, sizeof full);
@@ -84,9 +94,18 @@ static void api_value_info(const struct tn_program *p, tn_value v, struct tn_val
         return;
     const struct tn_value_data *value = &p->values[v];
     struct tn_value_info full = {
-        .struct_size = sizeof full, .dtype = value->dtype, .kind = value->kind, .space = value->space,
-        .flags = value->flags, .rank = value->rank, .name = value->name, .tag = value->tag, .def = value->def,
-        .layer = value->layer, .like = value->like, .grad_of = value->grad_of,
+        .struct_size = sizeof full,
+        .dtype = value->dtype,
+        .kind = value->kind,
+        .space = value->space,
+        .flags = value->flags,
+        .rank = value->rank,
+        .name = value->name,
+        .tag = value->tag,
+        .def = value->def,
+        .layer = value->layer,
+        .like = value->like,
+        .grad_of = value->grad_of,
     };
     memcpy(full.shape, value->shape, sizeof full.shape);
     memcpy(full.dims, value->dims, sizeof full.dims);
@@ -196,7 +215,8 @@ static tn_value api_value(struct tn_program *p, uint32_t kind, const char *name,
     }
     for (int32_t d = 0; d < rank; d++)
         if (shape[d] < 1) {
-            tn_program_error(p, 0, "%s made %s with %lld elements in dimension %d", p->actor, name, (long long)shape[d], d);
+            tn_program_error(p, 0, "%s made %s with %lld elements in dimension %d", p->actor, name, (long long)shape[d],
+                             d);
             return 0;
         }
     tn_value v = tn_value_new(p, kind, name, dtype, rank, shape);
@@ -338,10 +358,12 @@ static void refuse_cut(struct tn_program *p, const struct tn_value_data *value, 
 {
     char text[48];
     int32_t dim = TN_PLACE_DIM(placement);
-    tn_program_error(p, 0, "%s: %s asks for %s on axis %s = %d, which does not divide it; dimension %d (%s) is %lld, and "
-                     "must be a multiple of %lld", value->name, p->actor, tn_placement_text(placement, text),
-                     p->mesh->axis[axis].name, p->mesh->axis[axis].size, dim, value->dims[dim],
-                     (long long)value->shape[dim], (long long)pieces(p, value, axis, placement));
+    tn_program_error(p, 0,
+                     "%s: %s asks for %s on axis %s = %d, which does not divide it; dimension %d (%s) is %lld, and "
+                     "must be a multiple of %lld",
+                     value->name, p->actor, tn_placement_text(placement, text), p->mesh->axis[axis].name,
+                     p->mesh->axis[axis].size, dim, value->dims[dim], (long long)value->shape[dim],
+                     (long long)pieces(p, value, axis, placement));
 }
 
 static void api_place(struct tn_program *p, tn_value v, int32_t axis, tn_placement placement)
@@ -471,9 +493,13 @@ static const struct tn_claim *api_claim(struct tn_program *p, tn_value v, const 
         return held ? &p->claims[held].claim : &none;
     p->claims = tn_arena_grow(&p->arena, p->claims, sizeof *p->claims, &p->cap_claims, p->n_claims + 2);
     p->claims[++p->n_claims] = (struct tn_claimed){
-        .v = v, .lost_to = held,
-        .claim = { .struct_size = sizeof(struct tn_claim), .flags = flags, .who = tn_arena_strdup(&p->arena, p->actor),
-                   .what = tn_arena_strdup(&p->arena, what), .key = tn_arena_strdup(&p->arena, key) },
+        .v = v,
+        .lost_to = held,
+        .claim = { .struct_size = sizeof(struct tn_claim),
+                   .flags = flags,
+                   .who = tn_arena_strdup(&p->arena, p->actor),
+                   .what = tn_arena_strdup(&p->arena, what),
+                   .key = tn_arena_strdup(&p->arena, key) },
     };
     if (!held)
         p->values[v].claim = p->n_claims;

@@ -51,9 +51,8 @@ struct op_line {
 static void late_add(struct parser *ps, int what, uint32_t of, uint32_t index, const char *name)
 {
     ps->late = tn_arena_grow(&ps->p->arena, ps->late, sizeof *ps->late, &ps->cap_late, ps->n_late + 1);
-    ps->late[ps->n_late++] = (struct late){
-        .what = what, .line = ps->lex->line, .of = of, .index = index, .name = name
-    };
+    ps->late[ps->n_late++] =
+        (struct late){ .what = what, .line = ps->lex->line, .of = of, .index = index, .name = name };
 }
 
 /* mesh, rank, parts, region */
@@ -151,7 +150,8 @@ static int parse_region(struct parser *ps)
     if (region < 0 && tn_lex_read_int(name, &number) == 0 && number >= 0 && number <= INT32_MAX)
         region = (int32_t)number;
     if (region < 0)
-        return tn_lex_problem(ps->lex, "use prologue, forward, backward, weight or step", "there is no region %.80s", name);
+        return tn_lex_problem(ps->lex, "use prologue, forward, backward, weight or step", "there is no region %.80s",
+                              name);
     ps->region = (uint32_t)region;
     return 0;
 }

@@ -22,7 +22,8 @@ const char *const tn_space_names[] = { "device", "host", "disk", NULL };
 const char *tn_kind_name(uint32_t kind)
 {
     switch (kind) {
-#define TN_X(name, number, text) case number: return text;
+#define TN_X(name, number, text) \
+    case number: return text;
         TN_KIND_LIST(TN_X)
 #undef TN_X
     default: return NULL;
@@ -32,7 +33,8 @@ const char *tn_kind_name(uint32_t kind)
 const char *tn_region_name(uint32_t region)
 {
     switch (region) {
-#define TN_X(name, number, text) case number: return text;
+#define TN_X(name, number, text) \
+    case number: return text;
         TN_REGION_LIST(TN_X)
 #undef TN_X
     default: return NULL;
@@ -41,7 +43,9 @@ const char *tn_region_name(uint32_t region)
 
 uint32_t tn_kind_by_name(const char *name)
 {
-#define TN_X(upper, number, text) if (strcmp(name, text) == 0) return number;
+#define TN_X(upper, number, text) \
+    if (strcmp(name, text) == 0)  \
+        return number;
     TN_KIND_LIST(TN_X)
 #undef TN_X
     return 0;
@@ -49,7 +53,9 @@ uint32_t tn_kind_by_name(const char *name)
 
 int32_t tn_region_by_name(const char *name)
 {
-#define TN_X(upper, number, text) if (strcmp(name, text) == 0) return number;
+#define TN_X(upper, number, text) \
+    if (strcmp(name, text) == 0)  \
+        return number;
     TN_REGION_LIST(TN_X)
 #undef TN_X
     return -1;
@@ -96,8 +102,14 @@ static int32_t read_small(const char **text, int32_t most)
 
 int tn_placement_read(const char *text, tn_placement *placement)
 {
-    static const struct { const char *text; tn_placement placement; } fixed[] = {
-        { "R", TN_REPLICATE }, { "F", TN_FLAT }, { "P", TN_PARTIAL(TN_RED_SUM) }, { "Pmax", TN_PARTIAL(TN_RED_MAX) },
+    static const struct {
+        const char *text;
+        tn_placement placement;
+    } fixed[] = {
+        { "R", TN_REPLICATE },
+        { "F", TN_FLAT },
+        { "P", TN_PARTIAL(TN_RED_SUM) },
+        { "Pmax", TN_PARTIAL(TN_RED_MAX) },
     };
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (strcmp(text, fixed[i].text) == 0) {
@@ -466,11 +478,11 @@ static void find_shown(struct printer *pr)
     const struct tn_program *p = pr->p;
     for (tn_value v = 1; v <= p->n_values; v++)
         pr->shown[v] = tn_val(p, v)->def == 0 && tn_val(p, v)->kind != TN_KIND_ACTIVATION;
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         for (uint32_t i = 0; i < tn_opd(p, op)->n_in; i++)
             if (tn_opd(p, op)->in[i] <= p->n_values)
                 pr->shown[tn_opd(p, op)->in[i]] = 1;
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         for (uint32_t i = 0; i < tn_opd(p, op)->n_out; i++)
             if (tn_opd(p, op)->out[i] <= p->n_values)
                 pr->shown[tn_opd(p, op)->out[i]] = 2;
@@ -490,7 +502,7 @@ static void put_declarations(struct printer *pr)
 static void put_ops(struct printer *pr)
 {
     uint32_t region = UINT32_MAX;
-    for TN_EACH_OP(pr->p, op) {
+    TN_EACH_OP(pr->p, op) {
         const struct tn_op_data *o = tn_opd(pr->p, op);
         if (o->region != region) {
             tn_buf_printf(pr->buf, "\nregion ");

@@ -20,7 +20,7 @@ uint32_t tn_kind_by_name(const char *name);  /* 0 if unknown */
 int32_t tn_region_by_name(const char *name); /* -1 if unknown */
 
 /* Names of bits and numbers that have no X-macro in abi: in order, NULL at the end. */
-extern const char *const tn_flag_names[];  /* bit n */
+extern const char *const tn_flag_names[]; /* bit n */
 extern const char *const tn_init_names[];
 extern const char *const tn_space_names[];
 

@@ -35,9 +35,10 @@ tn_place_rule place_embedding, place_linear, place_bias, place_same_linear, plac
     place_count_targets, place_scale_by, place_sumsq, place_optimizer, place_comm, place_dropout, place_attention_block,
     place_attention_block_dx;
 /* Rows as rules_place.c writes them, up to a NULL; each may become two. */
-int tn_place_rows(const struct tn_program *p, tn_op op, int32_t axis, const char *const *specs, struct tn_row *rows, int most);
-tn_grad_rule grad_embedding, grad_linear, grad_bias_add, grad_add, grad_gelu, grad_bias_gelu, grad_swiglu, grad_layernorm,
-    grad_rmsnorm, grad_rope, grad_attention, grad_cross_entropy, grad_cast, grad_dropout;
+int tn_place_rows(const struct tn_program *p, tn_op op, int32_t axis, const char *const *specs, struct tn_row *rows,
+                  int most);
+tn_grad_rule grad_embedding, grad_linear, grad_bias_add, grad_add, grad_gelu, grad_bias_gelu, grad_swiglu,
+    grad_layernorm, grad_rmsnorm, grad_rope, grad_attention, grad_cross_entropy, grad_cast, grad_dropout;
 tn_cost_rule cost_memory, cost_linear, cost_attention, cost_cross_entropy, cost_comm, cost_free;
 tn_lower_rule lower_cross_entropy, lower_sumsq, lower_comm;
 

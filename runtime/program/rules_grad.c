@@ -114,8 +114,7 @@ void grad_rope(struct tn_program *p, tn_op op, struct tn_autodiff *ad)
     const struct tn_attr attrs[] = { TN_ATTR_F("theta", tn_attr_f(p, op, "theta", 10000.0)),
                                      TN_ATTR_I("head_dim", tn_attr_i(p, op, "head_dim", 0)),
                                      TN_ATTR_I("inverse", !tn_attr_i(p, op, "inverse", 0)) };
-    tn_grad_add(p, ad, in(p, op, 0),
-                tn_grad_op(p, op, "dx", TN_OP_ROPE, IN(dout(p, op, ad), in(p, op, 1)), attrs, 3));
+    tn_grad_add(p, ad, in(p, op, 0), tn_grad_op(p, op, "dx", TN_OP_ROPE, IN(dout(p, op, ad), in(p, op, 1)), attrs, 3));
 }
 
 void grad_attention(struct tn_program *p, tn_op op, struct tn_autodiff *ad)

@@ -83,9 +83,9 @@ void lower_cross_entropy(struct tn_program *p, tn_op op)
     for (int32_t axis = 0; axis < p->mesh->n_axes; axis++) {
         tn_placement place = p->values[logits].place[axis];
         int sharded = TN_PLACE_KIND(place) == TN_PLACE_SHARD;
-        p->values[zt].place[axis] = !sharded                         ? place
+        p->values[zt].place[axis] = !sharded                      ? place
                                     : TN_PLACE_DIM(place) == last ? TN_PARTIAL(TN_RED_SUM)
-                                                                     : place + TN_PLACEMENT(0, 1, 0, 0);
+                                                                  : place + TN_PLACEMENT(0, 1, 0, 0);
     }
     zt = reduced(p, op, "sum", zt);
     tn_value new_loss = named(p, op, "loss", TN_OP_CE_LOSS, (tn_value[]){ zt, m, labels }, 3, NULL, 0);
@@ -167,8 +167,8 @@ static int64_t outer(const struct tn_program *p, tn_value v, int32_t dim)
 static tn_value blocks(struct tn_program *p, tn_op of, const char *suffix, uint32_t opcode, tn_value x, tn_value like,
                        int32_t dim, int64_t parts, int zigzag)
 {
-    const struct tn_attr attrs[] = {TN_ATTR_I("dim", dim), TN_ATTR_I("parts", parts),
-                                    TN_ATTR_I("order", TN_ORDER_ZIGZAG)};
+    const struct tn_attr attrs[] = { TN_ATTR_I("dim", dim), TN_ATTR_I("parts", parts),
+                                     TN_ATTR_I("order", TN_ORDER_ZIGZAG) };
     tn_value y = named(p, of, suffix, opcode, &x, 1, attrs, zigzag ? 3 : 2);
     memcpy(p->values[y].place, p->values[like].place, sizeof p->values[y].place);
     memcpy(p->values[y].dims, p->values[like].dims, sizeof p->values[y].dims);

@@ -41,8 +41,8 @@ static tn_placement variant_of(const struct tn_program *p, tn_op op, int32_t axi
 
 static struct rows begin(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *row, int most)
 {
-    return (struct rows){ .p = p, .op = op, .axis = axis, .row = row, .most = most,
-                          .variant = variant_of(p, op, axis) };
+    return (
+        struct rows){ .p = p, .op = op, .axis = axis, .row = row, .most = most, .variant = variant_of(p, op, axis) };
 }
 
 static int32_t rank_of(const struct rows *r, uint32_t i)
@@ -157,15 +157,16 @@ static int add_all(struct rows r, const char *const *specs)
     return r.n;
 }
 
-int tn_place_rows(const struct tn_program *p, tn_op op, int32_t axis, const char *const *specs, struct tn_row *rows, int most)
+int tn_place_rows(const struct tn_program *p, tn_op op, int32_t axis, const char *const *specs, struct tn_row *rows,
+                  int most)
 {
     return add_all(begin(p, op, axis, rows, most), specs);
 }
 
-#define RULE(name, ...)                                                                                                \
-    int place_##name(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)                \
-    {                                                                                                                  \
-        return add_all(begin(p, op, axis, rows, most), (const char *const[]){ __VA_ARGS__, NULL });                    \
+#define RULE(name, ...)                                                                                 \
+    int place_##name(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most) \
+    {                                                                                                   \
+        return add_all(begin(p, op, axis, rows, most), (const char *const[]){ __VA_ARGS__, NULL });     \
     }
 
 /* Element-wise over all tensors alike: each dimension's cut, then the letters of `others`. */
@@ -231,7 +232,8 @@ static int without_inner_cuts(const struct tn_program *p, tn_op op, int32_t axis
         uint32_t kind = TN_PLACE_KIND(rows[i].in[0]);
         for (int k = 0; k < 3; k++) {
             int64_t dim = tn_attr_i(p, op, keys[k], -1);
-            inner |= kind == TN_PLACE_SHARD && axis < tn_attr_i(p, op, "axis", -1) && dim == TN_PLACE_DIM(rows[i].in[0]);
+            inner |=
+                kind == TN_PLACE_SHARD && axis < tn_attr_i(p, op, "axis", -1) && dim == TN_PLACE_DIM(rows[i].in[0]);
             inner |= kind == TN_PLACE_FLAT && dim >= 0;
         }
         if (!inner)
@@ -303,13 +305,16 @@ int place_embedding_dw(const struct tn_program *p, tn_op op, int32_t axis, struc
 }
 
 /* The linears: w is [K, N], or [N, K] with trans. */
-#define LINEAR_RULE(name, plain, transposed)                                                                           \
-    int place_##name(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)                \
-    {                                                                                                                  \
-        static const char *const as_kn[] = plain, *const as_nk[] = transposed;                                         \
-        return add_all(begin(p, op, axis, rows, most), tn_attr_i(p, op, "trans", 0) ? as_nk : as_kn);                  \
+#define LINEAR_RULE(name, plain, transposed)                                                            \
+    int place_##name(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most) \
+    {                                                                                                   \
+        static const char *const as_kn[] = plain, *const as_nk[] = transposed;                          \
+        return add_all(begin(p, op, axis, rows, most), tn_attr_i(p, op, "trans", 0) ? as_nk : as_kn);   \
     }
-#define LIST(...) { __VA_ARGS__, NULL }
+#define LIST(...)         \
+    {                     \
+        __VA_ARGS__, NULL \
+    }
 
 /* x w bias? > y: with a bias the contraction cannot be cut, for each part would add it. */
 int place_linear(const struct tn_program *p, tn_op op, int32_t axis, struct tn_row *rows, int most)
@@ -332,11 +337,11 @@ LINEAR_RULE(linear_dx, LIST("RRR>R", "#R#>#", "L1P>P", "R0L>L", "PRP>P"),
 LINEAR_RULE(linear_dw, LIST("RRR>R", "##P>P", "LR0>0", "RL1>1", "RPP>P"),
             LIST("RRR>R", "##P>P", "LR1>1", "RL0>0", "RPP>P"))
 
-RULE(bias, "RR>R", "#R>#", "L0>L")                                    /* x b > y */
-RULE(bias_dw, "RR>R", "#P>P", "L0>0", "PP>P")                         /* dy acc? > db */
-RULE(bias_gelu_dx, "RRRR>RR", "##RP>#P", "LL00>L0")                   /* dy x b acc? > dx db */
-RULE(count_targets, "R>R", "0>P", "1>P", "2>P")                       /* labels > n */
-RULE(sumsq, "R>R")                                                    /* each input by itself: resolve.c */
+RULE(bias, "RR>R", "#R>#", "L0>L")                  /* x b > y */
+RULE(bias_dw, "RR>R", "#P>P", "L0>0", "PP>P")       /* dy acc? > db */
+RULE(bias_gelu_dx, "RRRR>RR", "##RP>#P", "LL00>L0") /* dy x b acc? > dx db */
+RULE(count_targets, "R>R", "0>P", "1>P", "2>P")     /* labels > n */
+RULE(sumsq, "R>R")                                  /* each input by itself: resolve.c */
 
 /* Norms: whole, along each leading dimension, and with groups also between them along the last one. */
 static int norm_rows(struct rows r, const char *whole, const char *leading, const char *groups)

@@ -422,10 +422,10 @@ static int may_be_packed(struct tn_program *p, tn_op op, uint32_t i)
 {
     const struct tn_op_data *o = &p->ops[op];
     const struct tn_value_data *v = &p->values[o->in[i]];
-    const char *why = !v->def                                          ? "no op makes it"
-                      : p->ops[v->def].opcode == TN_OP_VIEW            ? "it is a view of other memory"
+    const char *why = !v->def                                 ? "no op makes it"
+                      : p->ops[v->def].opcode == TN_OP_VIEW   ? "it is a view of other memory"
                       : v->dtype != p->values[o->in[0]].dtype ? "its dtype is not that of the first input"
-                                                                       : NULL;
+                                                              : NULL;
     for (uint32_t k = 0; k < i && !why; k++)
         why = o->in[k] == o->in[i] ? "it is packed twice" : NULL;
     if (why)

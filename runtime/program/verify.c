@@ -97,7 +97,7 @@ static void find_live(struct tn_verify *vf)
     const struct tn_program *p = vf->p;
     for (tn_value v = 1; v <= p->n_values; v++)
         vf->live[v] = tn_val(p, v)->def == 0 && tn_val(p, v)->kind != TN_KIND_ACTIVATION;
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         const struct tn_op_data *o = tn_opd(p, op);
         for (uint32_t i = 0; i < o->n_in; i++)
             if (o->in[i] <= p->n_values)
@@ -293,7 +293,7 @@ static void check_comm(struct tn_verify *vf, tn_op op, const struct tn_op_kind *
 
 static void check_ops(struct tn_verify *vf)
 {
-    for TN_EACH_OP(vf->p, op) {
+    TN_EACH_OP(vf->p, op) {
         const struct tn_op_data *o = tn_opd(vf->p, op);
         const struct tn_op_kind *kind = tn_op_kind(o->opcode);
         if (!kind) {
@@ -396,15 +396,16 @@ static void check_micro(struct tn_verify *vf, tn_op op)
         tn_verify_report(vf, op,
                          "has no micro-batch; after schedule each op of forward, backward and weight belongs to one");
     else if (o->micro != -1 && !(vf->after >= TN_AFTER_SCHEDULE && tn_region_per_micro(o->region)))
-        tn_verify_report(vf, op, "has micro-batch %d; only ops of forward, backward and weight have one, and only after schedule",
-                         o->micro);
+        tn_verify_report(
+            vf, op, "has micro-batch %d; only ops of forward, backward and weight have one, and only after schedule",
+            o->micro);
 }
 
 static void check_defs(struct tn_verify *vf)
 {
     size_t n = (size_t)vf->p->n_values + 1;
     tn_op *made = tn_arena_alloc(&vf->p->arena, 2 * n * sizeof *made), *taken = made + n;
-    for TN_EACH_OP(vf->p, op) {
+    TN_EACH_OP(vf->p, op) {
         const struct tn_op_data *o = tn_opd(vf->p, op);
         for (uint32_t i = 0; i < o->n_in; i++)
             if (o->in[i] && o->in[i] <= vf->p->n_values)
@@ -449,8 +450,8 @@ static void check_shape(struct tn_verify *vf, tn_op op, const struct tn_op_kind 
         return;
     }
     for (uint32_t i = 0; i < o->n_out; i++) {
-        if (stated[i].dtype == ruled[i].dtype && stated[i].rank == ruled[i].rank &&
-            stated[i].space == ruled[i].space && memcmp(stated[i].shape, ruled[i].shape, sizeof ruled[i].shape) == 0)
+        if (stated[i].dtype == ruled[i].dtype && stated[i].rank == ruled[i].rank && stated[i].space == ruled[i].space &&
+            memcmp(stated[i].shape, ruled[i].shape, sizeof ruled[i].shape) == 0)
             continue;
         char text[TN_VERIFY_TEXT], rule[TN_VERIFY_TEXT];
         tn_verify_value(p, o->out[i], text);
@@ -467,7 +468,7 @@ static void check_shape(struct tn_verify *vf, tn_op op, const struct tn_op_kind 
 
 static void check_shapes(struct tn_verify *vf)
 {
-    for TN_EACH_OP(vf->p, op) {
+    TN_EACH_OP(vf->p, op) {
         const struct tn_op_kind *kind = tn_op_kind(tn_opd(vf->p, op)->opcode);
         if (vf->bad_op[op])
             continue;
@@ -483,7 +484,7 @@ static void check_shapes(struct tn_verify *vf)
 static void check_spaces(struct tn_verify *vf)
 {
     const struct tn_program *p = vf->p;
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         const struct tn_op_data *o = tn_opd(p, op);
         if (vf->bad_op[op] || o->opcode == TN_OP_OFFLOAD || o->opcode == TN_OP_FETCH)
             continue;

@@ -5,8 +5,16 @@
 #include "program/ops.h"
 
 /* The arrows of the flow, in order. */
-enum tn_after { TN_AFTER_MODEL, TN_AFTER_GRAD, TN_AFTER_PLACE, TN_AFTER_RESOLVE, TN_AFTER_LOWER, TN_AFTER_SCHEDULE,
-                TN_AFTER_BOUND, TN_AFTER_END };
+enum tn_after {
+    TN_AFTER_MODEL,
+    TN_AFTER_GRAD,
+    TN_AFTER_PLACE,
+    TN_AFTER_RESOLVE,
+    TN_AFTER_LOWER,
+    TN_AFTER_SCHEDULE,
+    TN_AFTER_BOUND,
+    TN_AFTER_END
+};
 
 struct tn_verify {
     struct tn_program *p;

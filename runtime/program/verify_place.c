@@ -354,7 +354,7 @@ static int values_bad(const struct tn_verify *vf, const struct tn_op_data *o)
 
 void tn_verify_rows(struct tn_verify *vf)
 {
-    for TN_EACH_OP(vf->p, op) {
+    TN_EACH_OP(vf->p, op) {
         const struct tn_op_data *o = tn_opd(vf->p, op);
         if (vf->bad_op[op] || values_bad(vf, o))
             continue;

@@ -49,7 +49,7 @@ struct launcher {
     void (*chld_before)(int);
     int interrupts, last_signal; /* passed on so far; the last one */
     int exit_code;
-    int failed; /* the first failure has been reported */
+    int failed;          /* the first failure has been reported */
     uint64_t kill_at_ns; /* 0: not decided */
 };
 
@@ -145,8 +145,9 @@ static int prepare(struct launcher *l)
 
 static int is_ours(const char *variable)
 {
-    static const char *const names[] = { "RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "LOCAL_WORLD_SIZE=", "MASTER_ADDR=",
-                                         "MASTER_PORT=", "TENON_PORT=", "TENON_TOKEN=", "TENON_LAUNCHER=" };
+    static const char *const names[] = { "RANK=",          "WORLD_SIZE=",  "LOCAL_RANK=", "LOCAL_WORLD_SIZE=",
+                                         "MASTER_ADDR=",   "MASTER_PORT=", "TENON_PORT=", "TENON_TOKEN=",
+                                         "TENON_LAUNCHER=" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(variable, names[i], strlen(names[i])) == 0)
             return 1;

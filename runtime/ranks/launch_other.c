@@ -24,8 +24,10 @@ static void set_number(const char *name, int32_t value)
 
 static void take_words(const struct words *theirs)
 {
-    const char *const names[][2] = { { theirs->rank, "RANK" }, { theirs->world, "WORLD_SIZE" },
-                                     { theirs->local_rank, "LOCAL_RANK" }, { theirs->local_world, "LOCAL_WORLD_SIZE" } };
+    const char *const names[][2] = { { theirs->rank, "RANK" },
+                                     { theirs->world, "WORLD_SIZE" },
+                                     { theirs->local_rank, "LOCAL_RANK" },
+                                     { theirs->local_world, "LOCAL_WORLD_SIZE" } };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (names[i][0] && getenv(names[i][0]))
             setenv(names[i][1], getenv(names[i][0]), 1);

@@ -99,26 +99,19 @@ static void on_frame(struct tn_store *store, const struct tn_frame *frame)
         store->local_rank = frame->number;
         store->local_size = frame->data_bytes == 4 ? (int32_t)tn_wire_u32(frame->data) : 1;
         break;
-    case TN_WIRE_VALUE:
-        learn_value(store, frame);
-        break;
+    case TN_WIRE_VALUE: learn_value(store, frame); break;
     case TN_WIRE_FULL:
         if (!store->full)
             tn_log(TN_LOG_ERROR, "the store has no room for the key %.*s", (int)frame->key_bytes, frame->key);
         store->full = 1;
         break;
-    case TN_WIRE_DEATH:
-        learn_death(store, frame->number, frame->data, frame->data_bytes);
-        break;
+    case TN_WIRE_DEATH: learn_death(store, frame->number, frame->data, frame->data_bytes); break;
     case TN_WIRE_MISSING:
         snprintf(store->missing, sizeof store->missing, "%.*s", (int)frame->data_bytes, frame->data);
         store->missing_known = 1;
         break;
-    case TN_WIRE_GOODBYE:
-        store->left = 1;
-        break;
-    default: /* of a newer server: nothing that this one needs */
-        break;
+    case TN_WIRE_GOODBYE: store->left = 1; break;
+    default: /* of a newer server: nothing that this one needs */ break;
     }
 }
 
@@ -240,8 +233,13 @@ tn_status tn_store_connect(struct tn_store **out, const char *addr, uint16_t por
             free_store(store);
         return TN_NO_MEMORY;
     }
-    struct tn_join join = { .addr = addr, .port = port, .token = token, .rank = rank, .world = world,
-                            .host_id = store->host_id, .deadline_ns = tn_now_ns() + timeout_ns };
+    struct tn_join join = { .addr = addr,
+                            .port = port,
+                            .token = token,
+                            .rank = rank,
+                            .world = world,
+                            .host_id = store->host_id,
+                            .deadline_ns = tn_now_ns() + timeout_ns };
     snprintf(store->where, sizeof store->where, "%s:%u", addr, (unsigned)port);
     tn_status status = tn_store_join(&join, &store->wire, &store->job_id, error, error_bytes);
     int failed = status == TN_OK ? start_thread(store) : 0;

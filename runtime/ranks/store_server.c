@@ -318,7 +318,8 @@ static void *serve(void *arg)
 static int listen_on(const char *addr, uint16_t *port, char *error, size_t error_bytes)
 {
     char service[8];
-    struct addrinfo hints = { .ai_family = addr ? AF_UNSPEC : AF_INET, .ai_socktype = SOCK_STREAM,
+    struct addrinfo hints = { .ai_family = addr ? AF_UNSPEC : AF_INET,
+                              .ai_socktype = SOCK_STREAM,
                               .ai_flags = AI_PASSIVE };
     struct addrinfo *found = NULL;
     snprintf(service, sizeof service, "%u", (unsigned)*port);

@@ -30,13 +30,13 @@ enum tn_wire_type {
     TN_WIRE_WHO,       /* answered by MISSING */
     TN_WIRE_GOODBYE,   /* answered by GOODBYE */
     /* server to client */
-    TN_WIRE_WELCOME,   /* data: u64 job_id */
-    TN_WIRE_REFUSED,   /* number: status; data: why */
-    TN_WIRE_READY,     /* all have joined; number: local_rank; data: i32 local_size */
-    TN_WIRE_VALUE,     /* key, data */
-    TN_WIRE_FULL,      /* the key was not stored: no room */
-    TN_WIRE_DEATH,     /* number: rank; data: why */
-    TN_WIRE_MISSING,   /* data: the ranks that have not joined, "1, 3-5" */
+    TN_WIRE_WELCOME, /* data: u64 job_id */
+    TN_WIRE_REFUSED, /* number: status; data: why */
+    TN_WIRE_READY,   /* all have joined; number: local_rank; data: i32 local_size */
+    TN_WIRE_VALUE,   /* key, data */
+    TN_WIRE_FULL,    /* the key was not stored: no room */
+    TN_WIRE_DEATH,   /* number: rank; data: why */
+    TN_WIRE_MISSING, /* data: the ranks that have not joined, "1, 3-5" */
 };
 
 struct tn_frame {

@@ -83,9 +83,11 @@ static tn_status open_file(struct tn_copier *c, char *error, size_t error_bytes)
         return TN_IO;
     }
     if (reserve(c->file, c->disk_bytes)) {
-        snprintf(error, error_bytes,
-                 "no room in %s for %lld bytes off the device: %s; name another folder with [device] disk, or keep more "
-                 "on the device or in host memory", c->folder, (long long)c->disk_bytes, strerror(errno));
+        snprintf(
+            error, error_bytes,
+            "no room in %s for %lld bytes off the device: %s; name another folder with [device] disk, or keep more "
+            "on the device or in host memory",
+            c->folder, (long long)c->disk_bytes, strerror(errno));
         return TN_IO;
     }
     return TN_OK;
@@ -98,7 +100,8 @@ static tn_status fail(struct tn_copier *c, const struct tn_copy *copy, const cha
     const char *what = copy->way == TN_COPY_OUT ? "could not be written to" : "could not be read from";
     unsigned long long bytes = copy->bytes;
     if (copy->space == TN_SPACE_DISK)
-        snprintf(c->error, sizeof c->error, "%s (%llu bytes) %s disk in %s: %s", copy->name, bytes, what, c->folder, why);
+        snprintf(c->error, sizeof c->error, "%s (%llu bytes) %s disk in %s: %s", copy->name, bytes, what, c->folder,
+                 why);
     else
         snprintf(c->error, sizeof c->error, "%s (%llu bytes) %s host memory: %s", copy->name, bytes, what, why);
     return TN_IO;

@@ -15,8 +15,8 @@ enum { TN_COPY_OUT, TN_COPY_IN }; /* away from the device, back to it */
 /* One transfer, described once and started in every step. */
 struct tn_copy {
     uint32_t way, space;
-    void *device;           /* there */
-    int64_t offset;         /* in the space's memory or file */
+    void *device;   /* there */
+    int64_t offset; /* in the space's memory or file */
     uint64_t bytes;
     struct tn_event *event; /* what the device had to do before it started; NULL: nothing */
     const char *name;       /* of the op, for messages */

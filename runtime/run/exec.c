@@ -16,8 +16,12 @@
 
 /* A wait's slices. While other backends have operations under way, which peers may be waiting for, they are short at
  * first and then a share of what was waited. */
-enum { WAIT_SLICE_NS = 100 * 1000 * 1000, SHORTEST_SLICE_NS = 50 * 1000, SHARED_SLICE_NS = 5 * 1000 * 1000,
-       SHARE_OF_WAIT = 4 };
+enum {
+    WAIT_SLICE_NS = 100 * 1000 * 1000,
+    SHORTEST_SLICE_NS = 50 * 1000,
+    SHARED_SLICE_NS = 5 * 1000 * 1000,
+    SHARE_OF_WAIT = 4
+};
 
 /* One op, ready to run. */
 struct entry {
@@ -33,8 +37,8 @@ struct entry {
     struct tn_request *request; /* under way */
     const uint32_t *wait;       /* entries whose communication or copy must be done first */
     uint32_t n_waits;
-    uint8_t opens, closes;      /* first, last of communication that is started together */
-    const char *name;           /* of the op, for messages */
+    uint8_t opens, closes; /* first, last of communication that is started together */
+    const char *name;      /* of the op, for messages */
 };
 
 struct tn_exec {
@@ -82,7 +86,8 @@ static void describe_runs(const struct tn_program *p, tn_value v, struct tn_tens
 static void describe_tensor(const struct tn_program *p, tn_value v, void *data, struct tn_tensor *tensor)
 {
     const struct tn_value_data *value = &p->values[v];
-    *tensor = (struct tn_tensor){ .struct_size = sizeof *tensor, .dtype = value->dtype, .space = value->space, .data = data };
+    *tensor =
+        (struct tn_tensor){ .struct_size = sizeof *tensor, .dtype = value->dtype, .space = value->space, .data = data };
     tn_local(p, v, p->coord, &tensor->rank, tensor->shape, tensor->offset);
     memcpy(tensor->global, value->shape, sizeof tensor->global);
     describe_runs(p, v, tensor);
@@ -111,9 +116,16 @@ static int describe(const struct tn_program *p, tn_op op, const struct tn_plan *
             describe_tensor(p, v, arena ? arena + plan->offset[v] : NULL, &tensor[i]);
     }
     d->desc = (struct tn_op_desc){
-        .struct_size = sizeof d->desc, .opcode = o->opcode, .name = tn_op_kind(o->opcode)->name,
-        .n_in = o->n_in, .n_out = o->n_out, .in = ptr, .out = ptr + o->n_in,
-        .attrs = o->attrs, .n_attrs = o->n_attrs, .attr_stride = sizeof(struct tn_attr),
+        .struct_size = sizeof d->desc,
+        .opcode = o->opcode,
+        .name = tn_op_kind(o->opcode)->name,
+        .n_in = o->n_in,
+        .n_out = o->n_out,
+        .in = ptr,
+        .out = ptr + o->n_in,
+        .attrs = o->attrs,
+        .n_attrs = o->n_attrs,
+        .attr_stride = sizeof(struct tn_attr),
     };
     return 0;
 }
@@ -138,7 +150,10 @@ static uint64_t hash_described(const struct tn_op_desc *d)
         hash = XXH3_64bits_withSeed(tensor, tensor ? sizeof *tensor : 0, hash);
     }
     for (uint32_t i = 0; i < d->n_attrs; i++) {
-        const struct { int64_t i; double f; } value = { d->attrs[i].i, d->attrs[i].f };
+        const struct {
+            int64_t i;
+            double f;
+        } value = { d->attrs[i].i, d->attrs[i].f };
         hash = XXH3_64bits_withSeed(d->attrs[i].key, strlen(d->attrs[i].key), hash);
         hash = XXH3_64bits_withSeed(&value, sizeof value, hash);
     }
@@ -181,7 +196,7 @@ int64_t tn_exec_scratch(const struct tn_machine *machine, const struct tn_progra
         snprintf(error, error_bytes, "out of memory");
         return -1;
     }
-    for TN_EACH_OP(flat, op) {
+    TN_EACH_OP(flat, op) {
         if (!runs_on_device(flat->ops[op].opcode))
             continue;
         struct described d;
@@ -252,8 +267,12 @@ static tn_status bind_copy(struct tn_exec *exec, tn_op op, struct entry *e)
     tn_status status = m->copier ? m->device->event_create(m->device_self, &event) : TN_INVALID;
     e->copy = tn_arena_alloc(&exec->memory, sizeof *e->copy);
     *e->copy = (struct tn_copy){
-        .way = out ? TN_COPY_OUT : TN_COPY_IN, .space = p->values[there].space, .device = address(exec, here),
-        .offset = exec->plan->offset[there], .event = event, .name = e->name,
+        .way = out ? TN_COPY_OUT : TN_COPY_IN,
+        .space = p->values[there].space,
+        .device = address(exec, here),
+        .offset = exec->plan->offset[there],
+        .event = event,
+        .name = e->name,
         .bytes = (uint64_t)(tn_local_elements(p, here) * tn_dtype_bytes(p->values[here].dtype)),
     };
     return status;
@@ -303,7 +322,7 @@ struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_p
     exec->plan = plan;
     tn_arena_init(&exec->memory);
     exec->entry = tn_arena_alloc(&exec->memory, ((size_t)p->n_ops + 1) * sizeof *exec->entry);
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         if (tn_op_is_free(p->ops[op].opcode))
             continue;
         struct entry *e = &exec->entry[exec->n_entries];
@@ -312,8 +331,10 @@ struct tn_exec *tn_exec_bind(const struct tn_machine *machine, const struct tn_p
         e->wait = bind_waits(exec, entry_of, p->ops[op].order, &e->n_waits);
         int comm = tn_op_is_comm(p->ops[op].opcode), copy = tn_op_is_copy(p->ops[op].opcode);
         if ((comm ? bind_comm(exec, op, e) : copy ? bind_copy(exec, op, e) : bind_kernel(exec, op, e)) != TN_OK) {
-            snprintf(error, error_bytes, comm ? "%s = %s: its axis has a single rank, with nobody to talk to"
-                                              : "the device cannot run %s = %s", e->name, tn_op_kind(p->ops[op].opcode)->name);
+            snprintf(error, error_bytes,
+                     comm ? "%s = %s: its axis has a single rank, with nobody to talk to"
+                          : "the device cannot run %s = %s",
+                     e->name, tn_op_kind(p->ops[op].opcode)->name);
             free(entry_of);
             tn_exec_destroy(exec);
             return NULL;
@@ -348,8 +369,12 @@ static tn_status exchange(const struct tn_exec *exec, tn_value v, uint32_t way, 
     const struct tn_machine *m = &exec->machine;
     const struct tn_value_data *value = &exec->plan->p->values[v];
     if (value->space != TN_SPACE_DEVICE) {
-        const struct tn_copy copy = { .way = way, .space = value->space, .device = host, .offset = exec->plan->offset[v],
-                                      .bytes = bytes, .name = value->name };
+        const struct tn_copy copy = { .way = way,
+                                      .space = value->space,
+                                      .device = host,
+                                      .offset = exec->plan->offset[v],
+                                      .bytes = bytes,
+                                      .name = value->name };
         return m->copier ? tn_copier_wait(m->copier, tn_copier_start(m->copier, &copy)) : TN_INVALID;
     }
     void *here = address(exec, v);

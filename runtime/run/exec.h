@@ -27,18 +27,18 @@ struct tn_machine {
     const struct tn_device *device;
     void *device_self;
     struct tn_carrier carrier[TN_MOST_BACKENDS];
-    int32_t n_carriers;                  /* 0 in a world of one */
-    int32_t axis_carrier[TN_MAX_AXES];   /* which one serves the groups along an axis */
-    int32_t world_carrier;               /* and that of all ranks */
+    int32_t n_carriers;                /* 0 in a world of one */
+    int32_t axis_carrier[TN_MAX_AXES]; /* which one serves the groups along an axis */
+    int32_t world_carrier;             /* and that of all ranks */
     /* By axis and channel; NULL for axes of one and channels that no program of the job uses. */
     struct tn_comm *comm[TN_MAX_AXES][TN_MAX_CHANNELS];
     struct tn_queue *queue;
-    struct tn_store *store;              /* NULL in a world of one */
+    struct tn_store *store; /* NULL in a world of one */
     uint64_t timeout_ns;
     unsigned char *arena;
     uint64_t arena_bytes;
-    int32_t arena_carrier;               /* where it came from; -1: from the device */
-    struct tn_copier *copier;            /* host memory and disk; NULL where all is on the device */
+    int32_t arena_carrier;    /* where it came from; -1: from the device */
+    struct tn_copier *copier; /* host memory and disk; NULL where all is on the device */
     const struct tn_mesh *mesh;
     int32_t rank;
 };

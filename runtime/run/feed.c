@@ -12,9 +12,9 @@ enum source { FEED_TOKENS, FEED_LABELS, FEED_POSITIONS, FEED_START, FEED_INDEX, 
 struct fed {
     enum source source;
     tn_value value;
-    int32_t *host;           /* where it is put together; NULL for a scalar */
-    int64_t rows, columns;   /* local */
-    int64_t *row, *column;   /* row: of the global batch; column: position in the sequence */
+    int32_t *host;         /* where it is put together; NULL for a scalar */
+    int64_t rows, columns; /* local */
+    int64_t *row, *column; /* row: of the global batch; column: position in the sequence */
 };
 
 struct tn_feed {
@@ -76,9 +76,15 @@ static void add(struct tn_feed *feed, const struct tn_program *p, tn_value v)
         enum source source;
         int32_t rank; /* at least */
     } known[] = {
-        { "tokens", FEED_TOKENS, 2 },       { "labels", FEED_LABELS, 2 }, { "labels.step", FEED_LABELS, 2 },
-        { "positions", FEED_POSITIONS, 2 }, { "start", FEED_START, 2 },   { "index", FEED_INDEX, 1 },
-        { "lr", FEED_LR, 0 },               { "t", FEED_T, 0 },           { "step", FEED_STEP, 0 },
+        { "tokens", FEED_TOKENS, 2 },
+        { "labels", FEED_LABELS, 2 },
+        { "labels.step", FEED_LABELS, 2 },
+        { "positions", FEED_POSITIONS, 2 },
+        { "start", FEED_START, 2 },
+        { "index", FEED_INDEX, 1 },
+        { "lr", FEED_LR, 0 },
+        { "t", FEED_T, 0 },
+        { "step", FEED_STEP, 0 },
     };
     const struct tn_value_data *value = &p->values[v];
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {

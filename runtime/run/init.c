@@ -52,7 +52,9 @@ static float *start_values(const struct tn_program *p, tn_value v, int64_t seed)
     if (!data || value->kind == TN_KIND_STATE)
         return data;
     struct draw d = { .key = XXH3_64bits_withSeed(value->name, strcspn(value->name, "#"), (XXH64_hash_t)seed),
-                      .group = UINT64_MAX, .scale = (float)value->init_arg, .init = value->init };
+                      .group = UINT64_MAX,
+                      .scale = (float)value->init_arg,
+                      .init = value->init };
     struct tn_walk walk;
     tn_status status = tn_walk_init(&walk, p, v);
     for (int64_t i = 0; status == TN_OK && i < walk.count; i++)

@@ -14,7 +14,8 @@ static tn_status fail(const struct tn_machine *machine, struct tn_instance *inst
                       size_t error_bytes)
 {
     const char *death = machine->store ? tn_store_death(machine->store, NULL) : NULL;
-    snprintf(error, error_bytes, "%s: %s%s%s", what, tn_instance_message(instance), death ? "; " : "", death ? death : "");
+    snprintf(error, error_bytes, "%s: %s%s%s", what, tn_instance_message(instance), death ? "; " : "",
+             death ? death : "");
     return TN_ERROR;
 }
 
@@ -50,7 +51,8 @@ static tn_status init_backends(struct tn_machine *machine, struct tn_job *job, s
     }
     for (uint32_t i = 0; i < job->n_made; i++)
         if (tn_job_connect_backend(job->made[i], &rank->bootstrap, machine->timeout_ns) != TN_OK)
-            return fail(machine, tn_job_collective(job->made[i]), "the ranks could not be connected", error, error_bytes);
+            return fail(machine, tn_job_collective(job->made[i]), "the ranks could not be connected", error,
+                        error_bytes);
     for (int32_t axis = 0; axis < job->mesh.n_axes; axis++)
         machine->axis_carrier[axis] = job->axis_backend[axis];
     machine->world_carrier = find_world_carrier(machine, job, &rank->bootstrap);
@@ -81,7 +83,8 @@ static tn_status create_comms(struct tn_machine *machine, struct tn_job *job, ch
         if (size == 1)
             continue;
         if (size > (int32_t)(sizeof ranks / sizeof *ranks)) {
-            snprintf(error, error_bytes, "axis %s has %d ranks; at most 4096 are possible", job->mesh.axis[axis].name, size);
+            snprintf(error, error_bytes, "axis %s has %d ranks; at most 4096 are possible", job->mesh.axis[axis].name,
+                     size);
             return TN_UNSUPPORTED;
         }
         tn_mesh_group(&job->mesh, coord, axis, ranks);
@@ -131,8 +134,11 @@ static const char *disk_folder(struct tn_job *job)
 tn_status tn_machine_spaces(struct tn_machine *machine, struct tn_job *job, int64_t host_bytes, int64_t disk_bytes,
                             char *error, size_t error_bytes)
 {
-    const struct tn_copier_of of = { .device = machine->device, .device_self = machine->device_self, .host_bytes = host_bytes,
-                                     .disk_bytes = disk_bytes, .folder = disk_folder(job) };
+    const struct tn_copier_of of = { .device = machine->device,
+                                     .device_self = machine->device_self,
+                                     .host_bytes = host_bytes,
+                                     .disk_bytes = disk_bytes,
+                                     .folder = disk_folder(job) };
     if (host_bytes == 0 && disk_bytes == 0)
         return TN_OK;
     machine->copier = tn_copier_new(&of, error, error_bytes);
@@ -212,8 +218,9 @@ tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t by
 {
     struct tn_instance *all[TN_MOST_PLUGINS];
     uint32_t n = tn_job_plugins(job, all);
-    struct statement mine = { .plugins = tn_chain_hash(all, n), .manifest = job->manifest.hash, .bytes = bytes,
-                              .world = job->mesh.world };
+    struct statement mine = {
+        .plugins = tn_chain_hash(all, n), .manifest = job->manifest.hash, .bytes = bytes, .world = job->mesh.world
+    };
     describe_chain(all, n, mine.chain, sizeof mine.chain);
     char key[32];
     snprintf(key, sizeof key, "job/%d", rank->rank);
@@ -225,7 +232,9 @@ tn_status tn_machine_agree(struct tn_job *job, struct tn_rank *rank, uint64_t by
         if (status != TN_OK) {
             const char *death = tn_store_death(rank->store, NULL);
             snprintf(error, error_bytes, "rank %d has not said what it runs: %s", r,
-                     death ? death : status == TN_CONFLICT ? "it is another version of tenon" : "it did not arrive in time");
+                     death                   ? death
+                     : status == TN_CONFLICT ? "it is another version of tenon"
+                                             : "it did not arrive in time");
         } else if (other.plugins != mine.plugins || other.world != mine.world) {
             status = TN_CONFLICT;
             snprintf(error, error_bytes, "rank %d runs other plugins (%s) than rank %d (%s)", r, other.chain,

@@ -113,8 +113,8 @@ void tn_metrics_step(struct tn_metrics *metrics, const struct tn_step_report *st
     add_number(&line, "step_ms", step->step_ms, "%.3f");
     add_number(&line, "tokens_per_s", step->tokens_per_s, "%.1f");
     add_number(&line, "mfu", step->mfu < 0 ? NAN : step->mfu, "%.4f");
-    tn_buf_printf(&line, ", \"mem_peak_bytes\": %llu, \"skipped\": %lld}\n",
-                  (unsigned long long)step->mem_peak_bytes, (long long)step->skipped);
+    tn_buf_printf(&line, ", \"mem_peak_bytes\": %llu, \"skipped\": %lld}\n", (unsigned long long)step->mem_peak_bytes,
+                  (long long)step->skipped);
     write_line(metrics, &line);
 }
 

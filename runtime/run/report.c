@@ -16,17 +16,17 @@
 #include "run/metrics.h"
 #include "data/unicode.h"
 
-#define REDRAW_S  0.1 /* between two pictures of the progress line */
-#define PLAIN_S   5.0 /* between two plain lines; longer runs have rarer ones, up to: */
+#define REDRAW_S 0.1 /* between two pictures of the progress line */
+#define PLAIN_S 5.0  /* between two plain lines; longer runs have rarer ones, up to: */
 #define PLAIN_MAX 60.0
-#define BAR       20
+#define BAR 20
 
 struct tn_report {
     struct tn_metrics metrics;
     int tty, colour;
-    int drawn;             /* a progress line is on the screen */
-    double opened, shown;  /* seconds: begin of the run, and of the line shown last */
-    double first_at;       /* the first step's end */
+    int drawn;            /* a progress line is on the screen */
+    double opened, shown; /* seconds: begin of the run, and of the line shown last */
+    double first_at;      /* the first step's end */
     int64_t first_step, steps_done, tokens;
     struct tn_step_report last;
     double first_loss;
@@ -257,8 +257,7 @@ static void print_results(struct tn_report *r)
     if (r->steps_done > 0)
         add_losses(&out, "training", r->steps_done > 1, r->first_loss, r->last.loss, r->last.step);
     if (r->validations > 0)
-        add_losses(&out, "validation", r->validations > 1, r->first_validation, r->last_validation,
-                   r->validation_step);
+        add_losses(&out, "validation", r->validations > 1, r->first_validation, r->last_validation, r->validation_step);
     if (r->validations > 1 && isfinite(r->first_validation - r->last_validation))
         tn_buf_printf(&out, "validation perplexity %.2f -> %.2f, ratio %.4f\n", exp(r->first_validation),
                       exp(r->last_validation), exp(r->last_validation - r->first_validation));

@@ -9,20 +9,21 @@
 #include <stdint.h>
 
 struct tn_step_report {
-    int64_t step, steps;        /* from 1 */
-    double loss;                /* mean over the target tokens of the whole global batch */
+    int64_t step, steps; /* from 1 */
+    double loss;         /* mean over the target tokens of the whole global batch */
     double grad_norm, lr;
-    int64_t tokens;             /* of this step, all ranks */
+    int64_t tokens; /* of this step, all ranks */
     double step_ms;
-    double tokens_per_s;        /* of the whole job */
-    double mfu;                 /* negative: not known */
-    uint64_t mem_peak_bytes;    /* largest rank */
-    int64_t skipped;            /* steps skipped so far */
+    double tokens_per_s;     /* of the whole job */
+    double mfu;              /* negative: not known */
+    uint64_t mem_peak_bytes; /* largest rank */
+    int64_t skipped;         /* steps skipped so far */
 };
 
 struct tn_report;
 
-/* metrics: file for JSON lines, or NULL; those up to step `after` stay, 0: a new file. -1 with *error set (static text buffer of 256) if it cannot be written. */
+/* metrics: file for JSON lines, or NULL; those up to step `after` stay, 0: a new file. -1 with *error set (static text
+ * buffer of 256) if it cannot be written. */
 int tn_report_open(struct tn_report **report, const char *metrics, int64_t after, char *error);
 void tn_report_step(struct tn_report *report, const struct tn_step_report *step);
 void tn_report_validation(struct tn_report *report, int64_t step, double loss); /* first, middle and last ones */

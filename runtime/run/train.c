@@ -33,7 +33,7 @@ struct run {
     const struct tn_observer *observer;
     uint64_t peak_bytes;
     struct tn_progress done;
-    int interrupted;          /* a rank was told to end, and all know */
+    int interrupted; /* a rank was told to end, and all know */
     struct tn_checkpoint *checkpoint;
     int32_t *tokens, *labels; /* of one validation batch */
     int32_t *starts;          /* of the batch at hand, where documents are separate */
@@ -307,9 +307,16 @@ static void report_step(struct run *run, int64_t step, float loss, const float c
     const struct tn_device_info *info = &run->job->device_info;
     double peak = s->compute == TN_COMPUTE_BF16 ? info->peak_flops_bf16 : info->peak_flops_f32;
     struct tn_step_report report = {
-        .step = step + 1, .steps = s->steps, .loss = loss, .grad_norm = clip[1], .lr = lr, .tokens = s->batch * s->sequence,
-        .step_ms = took * 1e3, .tokens_per_s = (double)(s->batch * s->sequence) / took,
-        .mfu = peak > 0 ? run->train.compiled.flops / took / peak : -1, .mem_peak_bytes = run->peak_bytes,
+        .step = step + 1,
+        .steps = s->steps,
+        .loss = loss,
+        .grad_norm = clip[1],
+        .lr = lr,
+        .tokens = s->batch * s->sequence,
+        .step_ms = took * 1e3,
+        .tokens_per_s = (double)(s->batch * s->sequence) / took,
+        .mfu = peak > 0 ? run->train.compiled.flops / took / peak : -1,
+        .mem_peak_bytes = run->peak_bytes,
         .skipped = run->done.skipped,
     };
     if (run->report)
@@ -347,7 +354,9 @@ static tn_status train_step(struct run *run, int64_t step)
     report_step(run, step, loss, clip, lr, tn_now_s() - began);
     if (run->done.skipped_in_row >= s->max_skipped) {
         if (is_first(run))
-            tn_log(TN_LOG_ERROR, "%lld steps in a row had a gradient that is not finite; lower [optimizer] lr, or raise [job] max_skipped",
+            tn_log(TN_LOG_ERROR,
+                   "%lld steps in a row had a gradient that is not finite; lower [optimizer] lr, or raise [job] "
+                   "max_skipped",
                    (long long)run->done.skipped_in_row);
         return TN_ERROR;
     }
@@ -402,8 +411,12 @@ static int open_data(struct run *run)
 
 static tn_status open_checkpoint(struct run *run)
 {
-    const struct tn_checkpoint_of of = { .job = run->job, .rank = run->rank, .exec = run->train.exec,
-                                         .compiled = &run->train.compiled, .most = most, .ctx = run };
+    const struct tn_checkpoint_of of = { .job = run->job,
+                                         .rank = run->rank,
+                                         .exec = run->train.exec,
+                                         .compiled = &run->train.compiled,
+                                         .most = most,
+                                         .ctx = run };
     return tn_checkpoint_open(&run->checkpoint, &of, &run->done);
 }
 

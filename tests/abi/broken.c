@@ -83,11 +83,19 @@ static const struct tn_device table = {
 static const struct tn_strategy table = { .struct_size = sizeof table, .create = create };
 #elif defined OLDER
 /* As built before `axes` was in the table. */
-static const struct tn_strategy table = {
-    offsetof(struct tn_strategy, axes), create, destroy, (void *)1, (void *)1, (void *)1, (void *)1, (void *)1, (void *)1 };
+static const struct tn_strategy table = { offsetof(struct tn_strategy, axes),
+                                          create,
+                                          destroy,
+                                          (void *)1,
+                                          (void *)1,
+                                          (void *)1,
+                                          (void *)1,
+                                          (void *)1,
+                                          (void *)1 };
 #else
 static const struct tn_strategy table = {
-    .struct_size = sizeof table, .create = create, .destroy = destroy, .axes = axes };
+    .struct_size = sizeof table, .create = create, .destroy = destroy, .axes = axes
+};
 #endif
 
 /* As a later Tenon would have it. */

@@ -1,5 +1,5 @@
-/* A strategy with an op of its own, as a third party would write it: swiglu becomes swap.swiglu for as long as programs are
- * placed, and with `lower = off` for ever, so that no device can run it. */
+/* A strategy with an op of its own, as a third party would write it: swiglu becomes swap.swiglu for as long as programs
+ * are placed, and with `lower = off` for ever, so that no device can run it. */
 #include <string.h>
 
 #include <tenon/op_register.h>
@@ -15,8 +15,14 @@ struct swap {
 };
 
 static const struct tn_op_definition swiglu = {
-    .struct_size = sizeof swiglu, .like = TN_OP_SWIGLU, .name = "swap.swiglu", .ins = "g u", .outs = "y", .attrs = "",
-    .alias = "", .doc = "swiglu by another name.",
+    .struct_size = sizeof swiglu,
+    .like = TN_OP_SWIGLU,
+    .name = "swap.swiglu",
+    .ins = "g u",
+    .outs = "y",
+    .attrs = "",
+    .alias = "",
+    .doc = "swiglu by another name.",
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -46,7 +52,7 @@ static void destroy(void *self)
 static void rename_all(const struct swap *swap, struct tn_program *program, uint32_t from, uint32_t to)
 {
     for (tn_op op = swap->read->op_next(program, 0); op; op = swap->read->op_next(program, op)) {
-        struct tn_op_info info = {.struct_size = sizeof info};
+        struct tn_op_info info = { .struct_size = sizeof info };
         swap->read->op_info(program, op, &info);
         if (info.opcode == from)
             swap->edit->set_opcode(program, op, to);
@@ -69,18 +75,24 @@ static tn_status lower(void *self, struct tn_program *program)
 }
 
 static const struct tn_option options[] = {
-    {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "lower", "on", 0, 0, NULL, "Replace the op again."},
+    { sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "lower", "on", 0, 0, NULL, "Replace the op again." },
 };
 
 static const struct tn_strategy table = {
-    .struct_size = sizeof(struct tn_strategy), .create = create, .destroy = destroy, .place = place, .lower = lower,
+    .struct_size = sizeof(struct tn_strategy),
+    .create = create,
+    .destroy = destroy,
+    .place = place,
+    .lower = lower,
 };
 
-static const char *const needs[] = {"tn.program/1", "tn.program_edit/1", "tn.ops/1", NULL};
+static const char *const needs[] = { "tn.program/1", "tn.program_edit/1", "tn.ops/1", NULL };
 
 static const struct tn_plugin plugin = {
-    TN_PLUGIN_BUILT, .min_host_minor = 1, .kind = TN_PLUGIN_STRATEGY, .id = "swap", .version = "1", .summary = "A test.",
-    .build_info = "", .table = &table, .options = options, .option_count = 1, .needs = needs,
+    TN_PLUGIN_BUILT,   .min_host_minor = 1, .kind = TN_PLUGIN_STRATEGY,
+    .id = "swap",      .version = "1",      .summary = "A test.",
+    .build_info = "",  .table = &table,     .options = options,
+    .option_count = 1, .needs = needs,
 };
 
 TN_EXPORT const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)

@@ -488,7 +488,7 @@ static tn_status schedule(void *self, const struct tn_program *program, int32_t 
 
 static struct tn_instance *link_init(struct state *s, struct link *link, const char *id)
 {
-    *link = (struct link){ .table = { .struct_size = sizeof link->table} };
+    *link = (struct link){ .table = { .struct_size = sizeof link->table } };
     link->plugin = (struct tn_plugin){ .id = id, .version = "1", .kind = TN_PLUGIN_STRATEGY, .table = &link->table };
     link->instance.library = (struct tn_library){ .path = "/x.so", .plugin = &link->plugin, .minor = 1 };
     link->instance.manifest = &s->m;

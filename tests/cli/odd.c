@@ -11,11 +11,22 @@
 #define VERSION "1.0.0"
 #endif
 
-enum { NOTHING, BATCH_OF_PARAM, PARTIAL_INPUT, UNEVEN, REMOVE_USED, UNKNOWN_VALUE, WRONG_SHAPE, NO_MESSAGE, TAKE_HEADS,
-       SKIP_REDUCTION };
-static const char *const deeds[] = { "nothing", "batch_of_param", "partial_input", "uneven", "remove_used",
-                                     "unknown_value", "wrong_shape", "no_message", "take_heads",
-                                     "skip_reduction", NULL };
+enum {
+    NOTHING,
+    BATCH_OF_PARAM,
+    PARTIAL_INPUT,
+    UNEVEN,
+    REMOVE_USED,
+    UNKNOWN_VALUE,
+    WRONG_SHAPE,
+    NO_MESSAGE,
+    TAKE_HEADS,
+    SKIP_REDUCTION
+};
+static const char *const deeds[] = {
+    "nothing",     "batch_of_param", "partial_input", "uneven",         "remove_used", "unknown_value",
+    "wrong_shape", "no_message",     "take_heads",    "skip_reduction", NULL
+};
 
 static const struct tn_option options[] = {
     { sizeof(struct tn_option), TN_OPT_INT, 0, 0, "size", "2", 1, 64, NULL, "Ranks." },
@@ -83,25 +94,17 @@ static tn_status place(void *self, struct tn_program *p)
     case PARTIAL_INPUT: /* norms of a sum that is not there yet */
         odd->edit->place(p, find_param(odd, p, "embed"), axis, TN_PARTIAL(TN_RED_SUM));
         return TN_OK;
-    case UNEVEN:
-        odd->edit->place(p, find_param(odd, p, "q_proj"), axis, TN_SHARD(0));
-        return TN_OK;
-    case REMOVE_USED:
-        odd->edit->op_remove(p, op);
-        return TN_OK;
-    case UNKNOWN_VALUE:
-        odd->edit->set_input(p, op, 0, 999999);
-        return TN_OK;
+    case UNEVEN: odd->edit->place(p, find_param(odd, p, "q_proj"), axis, TN_SHARD(0)); return TN_OK;
+    case REMOVE_USED: odd->edit->op_remove(p, op); return TN_OK;
+    case UNKNOWN_VALUE: odd->edit->set_input(p, op, 0, 999999); return TN_OK;
     case WRONG_SHAPE:
         odd->edit->op(p, TN_OP_ADD, "odd.sum", (tn_value[]){ info.out[0], info.in[1] }, 2, NULL, 0);
         return TN_OK;
-    case NO_MESSAGE:
-        return TN_ERROR;
+    case NO_MESSAGE: return TN_ERROR;
     case TAKE_HEADS: /* what tp cuts otherwise */
         odd->edit->place(p, find_param(odd, p, "q_proj"), odd->read->axis_find(p, "tp"), TN_SHARD(1));
         return TN_OK;
-    default:
-        return TN_OK;
+    default: return TN_OK;
     }
 }
 
@@ -116,14 +119,28 @@ static tn_status lower(void *self, struct tn_program *p)
 }
 
 static const struct tn_strategy table = {
-    .struct_size = sizeof table, .create = create, .destroy = destroy, .place = place, .lower = lower,
+    .struct_size = sizeof table,
+    .create = create,
+    .destroy = destroy,
+    .place = place,
+    .lower = lower,
 };
 
 static const struct tn_plugin plugin = {
-    .magic = TN_PLUGIN_MAGIC, .struct_size = sizeof plugin, .abi_major = TN_ABI_MAJOR, .abi_minor = TN_ABI_MINOR,
-    .min_host_minor = 1, .kind = TN_PLUGIN_STRATEGY, .option_stride = sizeof(struct tn_option), .id = "odd",
-    .version = VERSION, .summary = "What the core must refuse.", .build_info = "", .table = &table,
-    .options = options, .option_count = sizeof options / sizeof *options,
+    .magic = TN_PLUGIN_MAGIC,
+    .struct_size = sizeof plugin,
+    .abi_major = TN_ABI_MAJOR,
+    .abi_minor = TN_ABI_MINOR,
+    .min_host_minor = 1,
+    .kind = TN_PLUGIN_STRATEGY,
+    .option_stride = sizeof(struct tn_option),
+    .id = "odd",
+    .version = VERSION,
+    .summary = "What the core must refuse.",
+    .build_info = "",
+    .table = &table,
+    .options = options,
+    .option_count = sizeof options / sizeof *options,
 };
 
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host);

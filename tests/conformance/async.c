@@ -34,8 +34,8 @@ static void check_part_of_sum(struct rank *r, const float *x, uint64_t first, ui
         value_reduce(&want, TN_F32, TN_RED_SUM, FILL_ROUNDING, ranks, n, first + i, salt);
         int is_right = r->caps.nested_sums ? value_is_near(&x[i], TN_F32, FILL_ROUNDING, ranks, n, first + i, salt)
                                            : memcmp(&x[i], &want, sizeof want) == 0;
-        check_that(r, is_right, __FILE__, __LINE__, "sum %llu, element %llu: %g, not %g",
-                   (unsigned long long)salt, (unsigned long long)i, (double)x[i], (double)want);
+        check_that(r, is_right, __FILE__, __LINE__, "sum %llu, element %llu: %g, not %g", (unsigned long long)salt,
+                   (unsigned long long)i, (double)x[i], (double)want);
     }
 }
 
@@ -249,8 +249,8 @@ void test_wake(struct rank *r)
     free(own);
 }
 
-/* ---- a random program: all operations on three groups, many under way; the same on all ranks but for its pauses, where
- * buffers are, and the order of calls on different groups ---- */
+/* ---- a random program: all operations on three groups, many under way; the same on all ranks but for its pauses,
+ * where buffers are, and the order of calls on different groups ---- */
 
 enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, BARRIER, MESSAGE, N_OPS };
 
@@ -302,7 +302,8 @@ static void settle(struct rank *r, struct pending *p)
     else if (p->op == BROADCAST || p->op == MESSAGE)
         check_values(r, p->out, g->ranks[p->peer], 0, p->count, p->salt);
     for (int32_t i = 0; i < g->n && (p->op == ALL_GATHER || p->op == ALL_TO_ALL); i++)
-        check_values(r, p->out + (uint64_t)i * p->count, g->ranks[i], p->op == ALL_GATHER ? 0 : mine, p->count, p->salt);
+        check_values(r, p->out + (uint64_t)i * p->count, g->ranks[i], p->op == ALL_GATHER ? 0 : mine, p->count,
+                     p->salt);
 }
 
 static tn_status start(struct rank *r, struct pending *p, int32_t to)
@@ -310,18 +311,12 @@ static tn_status start(struct rank *r, struct pending *p, int32_t to)
     const struct tn_collective *t = r->t;
     struct tn_comm *c = p->g->comm;
     switch (p->op) {
-    case ALL_REDUCE:
-        return t->all_reduce(c, p->in, p->out, p->count, TN_F32, TN_RED_SUM, NULL, &p->request);
-    case ALL_GATHER:
-        return t->all_gather(c, p->in, p->out, p->count, TN_F32, NULL, &p->request);
-    case REDUCE_SCATTER:
-        return t->reduce_scatter(c, p->in, p->out, p->count, TN_F32, TN_RED_SUM, NULL, &p->request);
-    case ALL_TO_ALL:
-        return t->all_to_all(c, p->in, p->out, p->count, TN_F32, NULL, &p->request);
-    case BROADCAST:
-        return t->broadcast(c, p->in, p->out, p->count, TN_F32, p->peer, NULL, &p->request);
-    case BARRIER:
-        return t->barrier(c, NULL, &p->request);
+    case ALL_REDUCE: return t->all_reduce(c, p->in, p->out, p->count, TN_F32, TN_RED_SUM, NULL, &p->request);
+    case ALL_GATHER: return t->all_gather(c, p->in, p->out, p->count, TN_F32, NULL, &p->request);
+    case REDUCE_SCATTER: return t->reduce_scatter(c, p->in, p->out, p->count, TN_F32, TN_RED_SUM, NULL, &p->request);
+    case ALL_TO_ALL: return t->all_to_all(c, p->in, p->out, p->count, TN_F32, NULL, &p->request);
+    case BROADCAST: return t->broadcast(c, p->in, p->out, p->count, TN_F32, p->peer, NULL, &p->request);
+    case BARRIER: return t->barrier(c, NULL, &p->request);
     default:
         CHECK_STATUS(r, t->send(c, p->in, p->count, TN_F32, to, NULL, &p->other), TN_OK);
         return t->recv(c, p->out, p->count, TN_F32, p->peer, NULL, &p->request);
@@ -383,7 +378,8 @@ void test_random(struct rank *r)
             if (draw(&mine) % 80 == 0)
                 usleep(draw(&mine) % 2000);
             size_t at = (g * DEPTH + step % DEPTH) * 2 * ROOM;
-            call_next(r, &group[g], &common[g], &mine, p, (draw(&mine) % 4 == 0 ? own : (float *)memory) + at, ROOM - 40);
+            call_next(r, &group[g], &common[g], &mine, p, (draw(&mine) % 4 == 0 ? own : (float *)memory) + at,
+                      ROOM - 40);
         }
     }
     for (int k = 0; k < GROUPS * DEPTH; k++)

@@ -77,9 +77,12 @@ static _Thread_local int depth;
 static size_t bytes_of(ncclDataType_t type)
 {
     switch (type) {
-    case ncclInt8: case ncclUint8: return 1;
-    case ncclFloat16: case ncclBfloat16: return 2;
-    case ncclInt32: case ncclFloat32: return 4;
+    case ncclInt8:
+    case ncclUint8: return 1;
+    case ncclFloat16:
+    case ncclBfloat16: return 2;
+    case ncclInt32:
+    case ncclFloat32: return 4;
     default: return 8;
     }
 }
@@ -126,7 +129,8 @@ static int64_t get_int(const void *p, ncclDataType_t type, size_t i)
 static void put_int(void *p, ncclDataType_t type, size_t i, int64_t x)
 {
     switch (type) {
-    case ncclInt8: case ncclUint8: ((uint8_t *)p)[i] = (uint8_t)x; break;
+    case ncclInt8:
+    case ncclUint8: ((uint8_t *)p)[i] = (uint8_t)x; break;
     case ncclInt32: ((int32_t *)p)[i] = (int32_t)x; break;
     default: ((int64_t *)p)[i] = x;
     }
@@ -136,8 +140,8 @@ static void put_int(void *p, ncclDataType_t type, size_t i, int64_t x)
 static void reduce(struct op *const *of, int n, size_t i, void *out, size_t to)
 {
     ncclDataType_t type = of[0]->type;
-    int is_max = of[0]->red == ncclMax, is_int = type == ncclInt8 || type == ncclUint8 || type == ncclInt32 ||
-                                                 type == ncclInt64;
+    int is_max = of[0]->red == ncclMax,
+        is_int = type == ncclInt8 || type == ncclUint8 || type == ncclInt32 || type == ncclInt64;
     double x = is_int ? 0 : get(of[0]->send, type, i);
     int64_t k = is_int ? get_int(of[0]->send, type, i) : 0;
     for (int m = 1; m < n; m++) {
@@ -310,8 +314,15 @@ static ncclResult_t add(enum kind kind, const void *send, void *recv, size_t cou
                         ncclRedOp_t red, int peer, ncclComm_t comm, cudaStream_t stream)
 {
     struct op *op = malloc(sizeof *op);
-    *op = (struct op){ .kind = kind, .send = send, .recv = recv, .count = count, .type = type, .red = red,
-                       .peer = peer, .comm = comm, .stream = stream };
+    *op = (struct op){ .kind = kind,
+                       .send = send,
+                       .recv = recv,
+                       .count = count,
+                       .type = type,
+                       .red = red,
+                       .peer = peer,
+                       .comm = comm,
+                       .stream = stream };
     if (depth == 0)
         abort(); /* which the backend does not do */
     *together_end = op;
@@ -541,8 +552,8 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *of, const voi
     int is_ours = ALL_MEMORY_IS_GPU;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < PIECES; i++)
-        is_ours |= pieces[i].base && (const char *)p >= pieces[i].base &&
-                   (const char *)p < pieces[i].base + pieces[i].bytes;
+        is_ours |=
+            pieces[i].base && (const char *)p >= pieces[i].base && (const char *)p < pieces[i].base + pieces[i].bytes;
     pthread_mutex_unlock(&lock);
     *of = (struct cudaPointerAttributes){ .type = is_ours ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered };
     return cudaSuccess;

@@ -181,7 +181,8 @@ static int judge(int32_t rank, int status, const struct world *w, const char *te
 {
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 0;
-    if (WIFSIGNALED(status) && (rank == w->expect_killed || (w->expect_killed == ANY_RANK && WTERMSIG(status) == SIGKILL)))
+    if (WIFSIGNALED(status) &&
+        (rank == w->expect_killed || (w->expect_killed == ANY_RANK && WTERMSIG(status) == SIGKILL)))
         return 0;
     if (WIFSIGNALED(status))
         fprintf(stderr, "%s, rank %d of %d: killed by signal %d\n", test, (int)rank, (int)n, WTERMSIG(status));

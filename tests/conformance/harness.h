@@ -13,7 +13,7 @@
 #include "loopback.h"
 #include "plainhost.h"
 
-#define SECONDS(s) ((uint64_t)((s) * 1e9))
+#define SECONDS(s) ((uint64_t)((s)*1e9))
 
 enum { MAX_RANKS = 8, MAX_LAYERS = 4, ANY_RANK = -2 };
 
@@ -21,12 +21,12 @@ struct rank {
     const struct tn_plugin *plugin;
     const struct tn_collective *t;
     struct tn_collective_caps caps;
-    struct plainhost host;               /* of the outermost plugin */
-    struct plainhost below[MAX_LAYERS];  /* of those below it, the backend last */
+    struct plainhost host;              /* of the outermost plugin */
+    struct plainhost below[MAX_LAYERS]; /* of those below it, the backend last */
     void *below_self[MAX_LAYERS];
     int32_t n_below;
-    struct plainhost with[MAX_LAYERS];   /* of those that the backend may open */
-    void *with_self[MAX_LAYERS];         /* NULL: it did not */
+    struct plainhost with[MAX_LAYERS]; /* of those that the backend may open */
+    void *with_self[MAX_LAYERS];       /* NULL: it did not */
     int32_t n_with;
     struct tn_bootstrap bootstrap;
     struct loopback *lb;
@@ -42,10 +42,10 @@ struct world {
     const struct tn_plugin *plugin;            /* what is tested */
     const struct tn_plugin *below[MAX_LAYERS]; /* below it, if it is a layer; the backend last */
     int32_t n_below;
-    const struct tn_plugin *with[MAX_LAYERS];  /* backends that it may open by id */
+    const struct tn_plugin *with[MAX_LAYERS]; /* backends that it may open by id */
     int32_t n_with;
-    const char *hosts;         /* simulated (loopback.h); NULL: one */
-    const char *overrides;     /* options, of all of them */
+    const char *hosts;     /* simulated (loopback.h); NULL: one */
+    const char *overrides; /* options, of all of them */
     int use_threads;
     int expect_killed; /* this rank is meant to be killed; -1: none; ANY_RANK: any may be */
     double limit_s;
@@ -61,11 +61,11 @@ int world_join(const struct world *w, const char *test, const char *file, int32_
 /* Ends this rank unless `ok`. */
 void check_that(struct rank *r, int ok, const char *file, int line, const char *fmt, ...) TN_PRINTF(5, 6);
 #define CHECK(r, cond) check_that(r, cond, __FILE__, __LINE__, "%s", #cond)
-#define CHECK_STATUS(r, st, want)                                                                           \
-    do {                                                                                                    \
-        tn_status got_status = (st);                                                                        \
+#define CHECK_STATUS(r, st, want)                                                                                 \
+    do {                                                                                                          \
+        tn_status got_status = (st);                                                                              \
         check_that(r, got_status == (want), __FILE__, __LINE__, "%s gives %d, not %d: %s", #st, got_status, want, \
-                   (r)->host.message);                                                                      \
+                   (r)->host.message);                                                                            \
     } while (0)
 
 /* Waits a while, for OK. */

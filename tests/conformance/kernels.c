@@ -64,19 +64,13 @@ static int is_right(uint32_t dtype, uint32_t red, int n, size_t shift, int i, co
     }
     h = narrow(f);
     switch (dtype) {
-    case TN_F32:
-        memcpy(&x, got, sizeof x);
-        return isnan(f) ? isnan(x) : memcmp(&x, &f, sizeof x) == 0;
+    case TN_F32: memcpy(&x, got, sizeof x); return isnan(f) ? isnan(x) : memcmp(&x, &f, sizeof x) == 0;
     case TN_BF16:
         memcpy(&v, got, sizeof h);
         return isnan(f) ? isnan(widen((uint16_t)v)) : memcmp(got, &h, sizeof h) == 0;
-    case TN_F64:
-        memcpy(&y, got, sizeof y);
-        return isnan(d) ? isnan(y) : memcmp(&y, &d, sizeof y) == 0;
-    case TN_I32:
-        return memcmp(got, &k, sizeof k) == 0;
-    default:
-        return memcmp(got, &l, sizeof l) == 0;
+    case TN_F64: memcpy(&y, got, sizeof y); return isnan(d) ? isnan(y) : memcmp(&y, &d, sizeof y) == 0;
+    case TN_I32: return memcmp(got, &k, sizeof k) == 0;
+    default: return memcmp(got, &l, sizeof l) == 0;
     }
 }
 

@@ -101,10 +101,11 @@ static int is_listed(const char *name, const char *list)
 
 static int usage(const char *name)
 {
-    fprintf(stderr,
-            "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] [--with PLUGIN.so] "
-            "[--hosts N|aabb] [--but NAMES] [--joined FILE] PLUGIN.so\n",
-            name);
+    fprintf(
+        stderr,
+        "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] [--with PLUGIN.so] "
+        "[--hosts N|aabb] [--but NAMES] [--joined FILE] PLUGIN.so\n",
+        name);
     return 2;
 }
 

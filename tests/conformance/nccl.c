@@ -12,13 +12,13 @@
 #include "loopback.h"
 #include "plainhost.h"
 
-#define SECONDS(s) ((uint64_t)((s) * 1e9))
-#define CHECK(cond)                                                                                                   \
-    do {                                                                                                              \
-        if (!(cond)) {                                                                                                \
-            fprintf(stderr, "nccl.c:%d: %s: %s\n", __LINE__, #cond, host.message);                                    \
-            exit(1);                                                                                                  \
-        }                                                                                                             \
+#define SECONDS(s) ((uint64_t)((s)*1e9))
+#define CHECK(cond)                                                                \
+    do {                                                                           \
+        if (!(cond)) {                                                             \
+            fprintf(stderr, "nccl.c:%d: %s: %s\n", __LINE__, #cond, host.message); \
+            exit(1);                                                               \
+        }                                                                          \
     } while (0)
 
 enum { MOST = 100003 * 8 };
@@ -27,7 +27,8 @@ static struct plainhost host;
 static const struct tn_collective *t;
 static void *self;
 
-static tn_status call(struct tn_comm *c, int op, const void *in, void *out, uint64_t count, uint32_t dtype, struct tn_request **q)
+static tn_status call(struct tn_comm *c, int op, const void *in, void *out, uint64_t count, uint32_t dtype,
+                      struct tn_request **q)
 {
     switch (op) {
     case 0: return t->all_reduce(c, in, out, count, dtype, TN_RED_SUM, NULL, q);

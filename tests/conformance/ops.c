@@ -68,21 +68,13 @@ static void expect(const struct rank *r, const struct setting *s, char *to)
     for (uint64_t i = 0; i < out_count(r, s); i++) {
         uint64_t piece = s->count ? i / s->count : 0, k = s->count ? i % s->count : 0;
         switch (s->op) {
-        case ALL_REDUCE:
-            value_reduce(to + i * e, s->dtype, s->red, s->fill, NULL, r->n, i, s->salt);
-            break;
+        case ALL_REDUCE: value_reduce(to + i * e, s->dtype, s->red, s->fill, NULL, r->n, i, s->salt); break;
         case REDUCE_SCATTER:
             value_reduce(to + i * e, s->dtype, s->red, s->fill, NULL, r->n, me * s->count + i, s->salt);
             break;
-        case ALL_GATHER:
-            value_store(to + i * e, s->dtype, s->fill, (int32_t)piece, k, s->salt);
-            break;
-        case ALL_TO_ALL:
-            value_store(to + i * e, s->dtype, s->fill, (int32_t)piece, me * s->count + k, s->salt);
-            break;
-        default:
-            value_store(to + i * e, s->dtype, s->fill, s->root, i, s->salt);
-            break;
+        case ALL_GATHER: value_store(to + i * e, s->dtype, s->fill, (int32_t)piece, k, s->salt); break;
+        case ALL_TO_ALL: value_store(to + i * e, s->dtype, s->fill, (int32_t)piece, me * s->count + k, s->salt); break;
+        default: value_store(to + i * e, s->dtype, s->fill, s->root, i, s->salt); break;
         }
     }
 }
@@ -91,16 +83,11 @@ static tn_status call(struct rank *r, const struct setting *s, const char *in, c
 {
     const struct tn_collective *t = r->t;
     switch (s->op) {
-    case ALL_REDUCE:
-        return t->all_reduce(r->world, in, out, s->count, s->dtype, s->red, NULL, q);
-    case ALL_GATHER:
-        return t->all_gather(r->world, in, out, s->count, s->dtype, NULL, q);
-    case REDUCE_SCATTER:
-        return t->reduce_scatter(r->world, in, out, s->count, s->dtype, s->red, NULL, q);
-    case ALL_TO_ALL:
-        return t->all_to_all(r->world, in, out, s->count, s->dtype, NULL, q);
-    default:
-        return t->broadcast(r->world, in, out, s->count, s->dtype, s->root, NULL, q);
+    case ALL_REDUCE: return t->all_reduce(r->world, in, out, s->count, s->dtype, s->red, NULL, q);
+    case ALL_GATHER: return t->all_gather(r->world, in, out, s->count, s->dtype, NULL, q);
+    case REDUCE_SCATTER: return t->reduce_scatter(r->world, in, out, s->count, s->dtype, s->red, NULL, q);
+    case ALL_TO_ALL: return t->all_to_all(r->world, in, out, s->count, s->dtype, NULL, q);
+    default: return t->broadcast(r->world, in, out, s->count, s->dtype, s->root, NULL, q);
     }
 }
 
@@ -147,9 +134,14 @@ static void run_setting(struct rank *r, const struct setting *s, struct buffers 
     expect(r, s, b->expected);
     char where[160];
     snprintf(where, sizeof where, "%s of %llu %s%s, %s%s, shifted by %d", names[s->op], (unsigned long long)s->count,
-             dtype_name(s->dtype), !is_reduction(s) ? "" : s->red == TN_RED_MAX ? " (max)" : " (sum)",
-             s->place == SHARED ? "shared" : s->place == PRIVATE ? "private" : "mixed", s->in_place ? ", in place" : "",
-             s->shift);
+             dtype_name(s->dtype),
+             !is_reduction(s)       ? ""
+             : s->red == TN_RED_MAX ? " (max)"
+                                    : " (sum)",
+             s->place == SHARED    ? "shared"
+             : s->place == PRIVATE ? "private"
+                                   : "mixed",
+             s->in_place ? ", in place" : "", s->shift);
     check_that(r, memcmp(out, b->expected, out_bytes) == 0, __FILE__, __LINE__, "%s: wrong values", where);
     if (s->in_place)
         return;
@@ -275,7 +267,8 @@ void test_send_recv(struct rank *r)
                 for (uint64_t i = 0; i < counts[k]; i++)
                     value_store(base + at + i * e[k], dtype[k], FILL_ROUNDING, r->rank, i, (uint64_t)(k + to));
                 CHECK_STATUS(r, r->t->send(r->world, base + at, counts[k], dtype[k], to, NULL, &sent[k]), TN_OK);
-                CHECK_STATUS(r, r->t->recv(r->world, base + BYTES + at, counts[k], dtype[k], from, NULL, &got[k]), TN_OK);
+                CHECK_STATUS(r, r->t->recv(r->world, base + BYTES + at, counts[k], dtype[k], from, NULL, &got[k]),
+                             TN_OK);
             }
             for (int k = N - 1; k >= 0; k--) {
                 finish(r, k % 2 ? sent[k] : got[k]);
@@ -285,7 +278,8 @@ void test_send_recv(struct rank *r)
                 for (uint64_t i = 0; i < counts[k]; i++)
                     value_store(expected + i * e[k], dtype[k], FILL_ROUNDING, from, i, (uint64_t)(k + r->rank));
                 check_that(r, memcmp(base + BYTES + at, expected, counts[k] * e[k]) == 0, __FILE__, __LINE__,
-                           "%llu %s from rank %d: wrong values", (unsigned long long)counts[k], dtype_name(dtype[k]), from);
+                           "%llu %s from rank %d: wrong values", (unsigned long long)counts[k], dtype_name(dtype[k]),
+                           from);
             }
         }
     barrier(r);

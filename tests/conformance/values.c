@@ -8,8 +8,7 @@ uint32_t dtype_bytes(uint32_t dtype)
 {
     switch (dtype) {
 #define TN_X(name, number, text, bytes) \
-    case number:                        \
-        return bytes;
+    case number: return bytes;
         TN_DTYPE_LIST(TN_X)
 #undef TN_X
     }
@@ -20,8 +19,7 @@ const char *dtype_name(uint32_t dtype)
 {
     switch (dtype) {
 #define TN_X(name, number, text, bytes) \
-    case number:                        \
-        return text;
+    case number: return text;
         TN_DTYPE_LIST(TN_X)
 #undef TN_X
     }
@@ -66,21 +64,11 @@ static void store(void *to, uint32_t dtype, float f, double d, int64_t i)
     uint16_t h = narrow(f);
     int32_t n = (int32_t)(uint32_t)i;
     switch (dtype) {
-    case TN_F32:
-        memcpy(to, &f, sizeof f);
-        break;
-    case TN_BF16:
-        memcpy(to, &h, sizeof h);
-        break;
-    case TN_F64:
-        memcpy(to, &d, sizeof d);
-        break;
-    case TN_I32:
-        memcpy(to, &n, sizeof n);
-        break;
-    default:
-        memcpy(to, &i, sizeof i);
-        break;
+    case TN_F32: memcpy(to, &f, sizeof f); break;
+    case TN_BF16: memcpy(to, &h, sizeof h); break;
+    case TN_F64: memcpy(to, &d, sizeof d); break;
+    case TN_I32: memcpy(to, &n, sizeof n); break;
+    default: memcpy(to, &i, sizeof i); break;
     }
 }
 

@@ -79,8 +79,7 @@ static void part_finish(struct part *part)
     free(part->data);
 }
 
-static void compare_part(struct part *part, const float *whole, int64_t n_whole, double travel,
-                         struct finding *finding)
+static void compare_part(struct part *part, const float *whole, int64_t n_whole, double travel, struct finding *finding)
 {
     double scale = travel, worst = 0;
     for (int64_t i = 0; i < n_whole; i++)
@@ -135,8 +134,8 @@ static void write_params(const struct witness *w, const struct tn_exec *exec, co
 }
 
 /* In any layout: this rank's part of each, none of those that are another stage's; "w#1" is a copy of w. */
-static void compare_params(const struct witness *w, const struct tn_exec *exec, const struct tn_program *flat, FILE *file,
-                           FILE *names, struct finding *finding)
+static void compare_params(const struct witness *w, const struct tn_exec *exec, const struct tn_program *flat,
+                           FILE *file, FILE *names, struct finding *finding)
 {
     char name[512], copy[520];
     long long n;
@@ -198,7 +197,8 @@ static void on_step(void *ctx, const struct tn_step_report *report)
 
 static int train(const struct args *args, struct tn_job *job, struct tn_rank *rank)
 {
-    struct witness w = { .args = args, .rank = rank ? rank->rank : 0,
+    struct witness w = { .args = args,
+                         .rank = rank ? rank->rank : 0,
                          .travel = job->settings.lr * (double)job->settings.steps,
                          .record = open(args->record, O_WRONLY | O_CREAT | O_APPEND, 0600) };
     const struct tn_observer observer = { .ctx = &w, .params = on_params, .step = on_step };

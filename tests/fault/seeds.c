@@ -101,8 +101,8 @@ int main(int argc, char **argv)
     }
     static const char *const names[KINDS] = { "slow", "hang", "kill", "flip" };
     for (int k = 0; k < KINDS; k++)
-        printf("%s: ranks that ended right %" PRIu64 ", with an error %" PRIu64 ", with wrong values %" PRIu64 "\n", names[k],
-               ends[k][ALL_RIGHT], ends[k][ERROR], ends[k][WRONG_VALUE]);
+        printf("%s: ranks that ended right %" PRIu64 ", with an error %" PRIu64 ", with wrong values %" PRIu64 "\n",
+               names[k], ends[k][ALL_RIGHT], ends[k][ERROR], ends[k][WRONG_VALUE]);
     printf("%" PRId64 " runs, %d failed\n", count, failed);
     return failed > 0;
 }

@@ -66,62 +66,53 @@ static void put(struct input *input, size_t at, size_t cut, const void *bytes, s
 static void mutate(struct input *input, const struct input *other)
 {
     static const char *const words[] = { "\n",
-                                        "[",
-                                        "]",
-                                        "=",
-                                        " ; ",
-                                        ",",
-                                        "auto",
-                                        "-1",
-                                        "0",
-                                        "1e999",
-                                        "nan",
-                                        "\r\n",
-                                        "9223372036854775808",
-                                        "\xef\xbb\xbf",
-                                        "\xc0\x80",
-                                        "[data]\npath=x\n",
-                                        "[s]\n",
-                                        "\x1f",
-                                        "\x1fs.int=3",
-                                        ".",
-                                        "K",
-                                        "T",
-                                        "ms",
-                                        "h",
-                                        "0x10",
-                                        "%s%n",
-                                        "\x1e",
-                                        "{",
-                                        "}",
-                                        "\"a\":",
-                                        "\"shape\":[2]",
-                                        "\"F32\"",
-                                        "\\u0000" };
+                                         "[",
+                                         "]",
+                                         "=",
+                                         " ; ",
+                                         ",",
+                                         "auto",
+                                         "-1",
+                                         "0",
+                                         "1e999",
+                                         "nan",
+                                         "\r\n",
+                                         "9223372036854775808",
+                                         "\xef\xbb\xbf",
+                                         "\xc0\x80",
+                                         "[data]\npath=x\n",
+                                         "[s]\n",
+                                         "\x1f",
+                                         "\x1fs.int=3",
+                                         ".",
+                                         "K",
+                                         "T",
+                                         "ms",
+                                         "h",
+                                         "0x10",
+                                         "%s%n",
+                                         "\x1e",
+                                         "{",
+                                         "}",
+                                         "\"a\":",
+                                         "\"shape\":[2]",
+                                         "\"F32\"",
+                                         "\\u0000" };
     uint8_t byte = (uint8_t)draw(256), copied[64];
     size_t at = draw((uint32_t)input->size + 1), length = 1 + draw(sizeof copied);
     const char *word = words[draw(sizeof words / sizeof *words)];
     switch (draw(6)) {
-    case 0:
-        put(input, at, 1, &byte, 1);
-        break;
-    case 1:
-        put(input, at, 0, &byte, 1);
-        break;
-    case 2:
-        put(input, at, length, "", 0);
-        break;
+    case 0: put(input, at, 1, &byte, 1); break;
+    case 1: put(input, at, 0, &byte, 1); break;
+    case 2: put(input, at, length, "", 0); break;
     case 3:
         if (length > input->size)
             length = input->size;
         memcpy(copied, input->bytes + draw((uint32_t)(input->size - length) + 1), length);
         put(input, at, draw(2) ? length : 0, copied, length);
         break;
-    case 4:
-        put(input, at, draw((uint32_t)input->size + 1), other->bytes, draw((uint32_t)other->size + 1));
-        break;
-    default:
-        put(input, at, draw(4), word, strlen(word));
+    case 4: put(input, at, draw((uint32_t)input->size + 1), other->bytes, draw((uint32_t)other->size + 1)); break;
+    default: put(input, at, draw(4), word, strlen(word));
     }
 }
 

@@ -20,9 +20,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char *const choices[] = { "one", "two", "three", NULL };
 
-#define ROW(type, key, fallback, flags, lo, hi, list)                                                                  \
-    {                                                                                                                  \
-        sizeof(struct tn_option), TN_OPT_##type, flags, 0, key, fallback, lo, hi, list, "Help."                        \
+#define ROW(type, key, fallback, flags, lo, hi, list)                                           \
+    {                                                                                           \
+        sizeof(struct tn_option), TN_OPT_##type, flags, 0, key, fallback, lo, hi, list, "Help." \
     }
 static const struct tn_option table[] = {
     ROW(INT, "int", "1", TN_OPT_AUTO, -10, 10, NULL), ROW(INT, "required", NULL, TN_OPT_REQUIRED, 0, 0, NULL),

@@ -39,7 +39,8 @@ static size_t write_file(int fd, const uint8_t *data, size_t size)
     return sizeof length + header + rest;
 }
 
-static void check_entry(const struct tn_safetensors *file, const struct tn_safetensors_entry *entry, uint64_t file_bytes)
+static void check_entry(const struct tn_safetensors *file, const struct tn_safetensors_entry *entry,
+                        uint64_t file_bytes)
 {
     char byte, error[600] = "";
     const struct tn_safetensors_dtype *dtype = tn_safetensors_dtype_by_name(entry->dtype_name);

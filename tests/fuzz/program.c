@@ -17,7 +17,9 @@
 
 enum { MOST_CORPUS = 256 };
 
-struct random { uint64_t seed, round, drawn; };
+struct random {
+    uint64_t seed, round, drawn;
+};
 
 static uint32_t draw(struct random *random, size_t below)
 {
@@ -53,11 +55,56 @@ static void read_corpus(const char *folder)
 
 /* Pieces that mean something to the parser. */
 static const char *const pieces[] = {
-    "f32[", "]", "{tp: S0}", "{dp: S1z/1}", "P", "R", "F", "S7", "_", "\"", "\\x41", "=", ",", ":", "by tp", "@micro=1",
-    "@source=x", " 9223372036854775807", " -1", "0", "nan", "1e999", "param ", "region step\n", "mesh tp=2 dp=3\n",
-    "parts 1 = 1:2\n", "want={tp: R}", "stored=x[0, 0, 1]", "like=x", "(", ")", "cross_entropy", "pack", "view", "recv",
-    "attention", "layernorm_dw", "sumsq", "all_gather(x: x) axis=0 dim=1", "head_dim=0", "group=3", "flags=loss|output",
-    "\n", "embedding", "linear_dw", "ce_sum", "adamw", "f32[1, 1, 1, 1, 1, 1]", "f32[]", "bf16[3, 0]",
+    "f32[",
+    "]",
+    "{tp: S0}",
+    "{dp: S1z/1}",
+    "P",
+    "R",
+    "F",
+    "S7",
+    "_",
+    "\"",
+    "\\x41",
+    "=",
+    ",",
+    ":",
+    "by tp",
+    "@micro=1",
+    "@source=x",
+    " 9223372036854775807",
+    " -1",
+    "0",
+    "nan",
+    "1e999",
+    "param ",
+    "region step\n",
+    "mesh tp=2 dp=3\n",
+    "parts 1 = 1:2\n",
+    "want={tp: R}",
+    "stored=x[0, 0, 1]",
+    "like=x",
+    "(",
+    ")",
+    "cross_entropy",
+    "pack",
+    "view",
+    "recv",
+    "attention",
+    "layernorm_dw",
+    "sumsq",
+    "all_gather(x: x) axis=0 dim=1",
+    "head_dim=0",
+    "group=3",
+    "flags=loss|output",
+    "\n",
+    "embedding",
+    "linear_dw",
+    "ce_sum",
+    "adamw",
+    "f32[1, 1, 1, 1, 1, 1]",
+    "f32[]",
+    "bf16[3, 0]",
 };
 
 /* Replaces text[at, at + cut) by `length` bytes of `with`. */
@@ -91,16 +138,12 @@ static void mutate(struct tn_buf *text, struct random *random)
     const char *piece = pieces[draw(random, sizeof pieces / sizeof *pieces)];
     const struct tn_buf *from = &corpus[draw(random, n_corpus)];
     switch (draw(random, 7)) {
-    case 0: /* a byte */
-        splice(text, at, left > 0, &byte, 1);
-        break;
+    case 0: /* a byte */ splice(text, at, left > 0, &byte, 1); break;
     case 1: /* a run is gone */
         length = draw(random, 12);
         splice(text, at, length < left ? length : left, "", 0);
         break;
-    case 2: /* a piece */
-        splice(text, at, 0, piece, strlen(piece));
-        break;
+    case 2: /* a piece */ splice(text, at, 0, piece, strlen(piece)); break;
     case 3: /* a line is gone */
         at = line_at(text, at, &length);
         splice(text, at, length, "", 0);
@@ -154,8 +197,8 @@ static int examine(const struct tn_buf *text, const struct random *random)
             second = printed(&again, &second_length);
         if (!second || first_length != second_length || memcmp(first, second, first_length) != 0) {
             printf("seed %llu round %llu: does not print as it parses: %s\n%s\n---\n%s\n",
-                   (unsigned long long)random->seed, (unsigned long long)random->round,
-                   second ? "" : again.errors[0], first, second ? second : text->text);
+                   (unsigned long long)random->seed, (unsigned long long)random->round, second ? "" : again.errors[0],
+                   first, second ? second : text->text);
             exit(1);
         }
         tn_program_finish(&again);

@@ -7,11 +7,11 @@
  * Bounds. u is the unit roundoff: 2^-24 in fp32, 2^-9 in bf16. A gradient is a sum of terms of both signs, each off by
  * some roundings, so its error is a share of the tensor's largest element, whatever the element's own size: tensors
  * are compared on the scale of their largest element in all ten steps (in one step the terms of all of a dozen elements
- * may cancel), and fused ones as a whole (the key third of GPT-2's c_attn.bias is zero but for rounding). Between a parameter and the loss and back lie about 40 roundings to the compute type; as
- * independent errors of u / sqrt(3) they add up to 3.7 u, which is 0.7% in bf16 (and nothing beside 1e-5 in fp32). The
- * root mean square is held to four times that (some tensors have a dozen elements), the largest of some thousand
- * elements to seven times; loss and norm average over many such errors. In fp32 the bound is 1e-5, and the root mean
- * square is held to a third of it.
+ * may cancel), and fused ones as a whole (the key third of GPT-2's c_attn.bias is zero but for rounding). Between a
+ * parameter and the loss and back lie about 40 roundings to the compute type; as independent errors of u / sqrt(3) they
+ * add up to 3.7 u, which is 0.7% in bf16 (and nothing beside 1e-5 in fp32). The root mean square is held to four times
+ * that (some tensors have a dozen elements), the largest of some thousand elements to seven times; loss and norm
+ * average over many such errors. In fp32 the bound is 1e-5, and the root mean square is held to a third of it.
  *
  * AdamW divides by the root of the mean square, so an element that is small beside its tensor moves by up to lr in a
  * direction that its noise helps to decide. After n steps of rate lr a parameter may be off by a share of n lr, and
@@ -131,7 +131,7 @@ static int keep_gradients(void *ctx, const char *stage, const struct tn_program 
 {
     if (strcmp(stage, "lower") != 0)
         return 0;
-    for TN_EACH_OP(p, op)
+    TN_EACH_OP(p, op)
         if (p->ops[op].opcode == TN_OP_SYNC)
             p->values[p->ops[op].out[0]].flags |= TN_VALUE_OUTPUT;
     return 0;
@@ -336,14 +336,15 @@ int main(int argc, char **argv)
 {
     const struct bounds fp32 = { 1e-5, 1e-5, 1e-5, 3e-6, 1e-3 }, bf16 = { 1e-3, 1e-2, 5e-2, 3e-2, 1 };
     struct golden g[] = {
-        { .name = "gpt2", .compute = "fp32", .bounds = fp32 }, { .name = "llama", .compute = "fp32", .bounds = fp32 },
-        { .name = "qwen", .compute = "fp32", .bounds = fp32 }, { .name = "gpt2", .compute = "bf16", .bounds = bf16 },
+        { .name = "gpt2", .compute = "fp32", .bounds = fp32 },  { .name = "llama", .compute = "fp32", .bounds = fp32 },
+        { .name = "qwen", .compute = "fp32", .bounds = fp32 },  { .name = "gpt2", .compute = "bf16", .bounds = bf16 },
         { .name = "llama", .compute = "bf16", .bounds = bf16 }, { .name = "qwen", .compute = "bf16", .bounds = bf16 },
     };
     struct CMUnitTest tests[sizeof g / sizeof *g];
     data_folder = argc > 1 ? argv[1] : ".";
     for (size_t i = 0; i < sizeof g / sizeof *g; i++)
         tests[i] = (struct CMUnitTest){ .name = i < 3 ? "matches PyTorch in fp32" : "stays near it in bf16",
-                                        .test_func = test_case, .initial_state = &g[i] };
+                                        .test_func = test_case,
+                                        .initial_state = &g[i] };
     return cmocka_run_group_tests_name("golden", tests, NULL, NULL);
 }

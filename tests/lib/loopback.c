@@ -141,8 +141,15 @@ struct tn_bootstrap loopback_bootstrap(struct loopback *lb, int32_t rank)
         local_rank += r < rank && host_of(lb, r) == host_of(lb, rank);
         local_size += host_of(lb, r) == host_of(lb, rank);
     }
-    return (struct tn_bootstrap){ .struct_size = sizeof(struct tn_bootstrap), .rank = rank, .size = lb->n,
-                                  .local_rank = local_rank, .local_size = local_size,
-                                  .host_id = (uint64_t)host_of(lb, rank), .job_id = lb->job_id,
-                                  .ctx = lb, .put = put, .get = get, .poll = look };
+    return (struct tn_bootstrap){ .struct_size = sizeof(struct tn_bootstrap),
+                                  .rank = rank,
+                                  .size = lb->n,
+                                  .local_rank = local_rank,
+                                  .local_size = local_size,
+                                  .host_id = (uint64_t)host_of(lb, rank),
+                                  .job_id = lb->job_id,
+                                  .ctx = lb,
+                                  .put = put,
+                                  .get = get,
+                                  .poll = look };
 }

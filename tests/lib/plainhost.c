@@ -138,10 +138,20 @@ void plainhost_init(struct plainhost *h, const struct tn_plugin *plugin)
 {
     memset(h, 0, sizeof *h);
     h->plugin = plugin;
-    h->host = (struct tn_host){ .struct_size = sizeof h->host, .abi_major = TN_ABI_MAJOR, .abi_minor = TN_ABI_MINOR,
-                                .ctx = h, .log = log_line, .fail = fail, .problem = problem, .alloc = alloc,
-                                .release = release, .get_int = get_int, .get_float = get_float,
-                                .get_string = option_text, .get_list = get_list, .get_api = get_api };
+    h->host = (struct tn_host){ .struct_size = sizeof h->host,
+                                .abi_major = TN_ABI_MAJOR,
+                                .abi_minor = TN_ABI_MINOR,
+                                .ctx = h,
+                                .log = log_line,
+                                .fail = fail,
+                                .problem = problem,
+                                .alloc = alloc,
+                                .release = release,
+                                .get_int = get_int,
+                                .get_float = get_float,
+                                .get_string = option_text,
+                                .get_list = get_list,
+                                .get_api = get_api };
 }
 
 const struct tn_plugin *plainhost_load(const char *path, uint32_t kind)

@@ -78,9 +78,16 @@ void harness_open(struct harness *h, int64_t threads, int64_t isa)
     h->threads = threads;
     h->isa = isa;
     h->host = (struct tn_host){
-        .struct_size = sizeof(struct tn_host), .abi_major = TN_ABI_MAJOR, .abi_minor = TN_ABI_MINOR, .ctx = h,
-        .log = host_log, .fail = host_fail, .alloc = host_alloc, .release = host_release,
-        .get_int = host_get_int, .get_api = host_get_api,
+        .struct_size = sizeof(struct tn_host),
+        .abi_major = TN_ABI_MAJOR,
+        .abi_minor = TN_ABI_MINOR,
+        .ctx = h,
+        .log = host_log,
+        .fail = host_fail,
+        .alloc = host_alloc,
+        .release = host_release,
+        .get_int = host_get_int,
+        .get_api = host_get_api,
     };
     struct tn_host_info info = { sizeof info, TN_ABI_MAJOR, TN_ABI_MINOR, "test" };
     const struct tn_plugin *plugin = tn_plugin_query(&info);
@@ -126,7 +133,8 @@ void harness_close(struct harness *h)
 static size_t dtype_bytes(uint32_t dtype)
 {
     switch (dtype) {
-#define TN_X(name, number, text, bytes) case TN_##name: return bytes;
+#define TN_X(name, number, text, bytes) \
+    case TN_##name: return bytes;
         TN_DTYPE_LIST(TN_X)
 #undef TN_X
     }
@@ -156,8 +164,9 @@ static struct tn_tensor *tensor_new(struct harness *h, uint32_t dtype, int rank,
         elements *= (size_t)shape[d];
     struct harness_block *block = block_new(h, elements * dtype_bytes(dtype));
     struct tn_tensor *tensor = &block->tensor;
-    *tensor = (struct tn_tensor){ .struct_size = sizeof *tensor, .dtype = dtype, .rank = rank,
-                                  .data = block->memory + GUARD };
+    *tensor = (struct tn_tensor){
+        .struct_size = sizeof *tensor, .dtype = dtype, .rank = rank, .data = block->memory + GUARD
+    };
     for (int d = 0; d < rank; d++)
         tensor->shape[d] = tensor->global[d] = shape[d];
     return tensor;
@@ -254,7 +263,8 @@ void harness_fill(struct tn_tensor *tensor, uint64_t seed, double scale)
 
 static const char *op_name(uint32_t opcode)
 {
-    static const char *const names[] = { "none",
+    static const char *const names[] = {
+        "none",
 #define TN_OP(name, ...) #name,
 #include <tenon/ops.def>
 #undef TN_OP
@@ -280,8 +290,8 @@ tn_status harness_bind(struct harness *h, uint32_t opcode, const struct tn_tenso
         }
         (is_out ? outs : ins)[i] = tensor ? &bare[is_out][i] : NULL;
     }
-    struct tn_op_desc op = { sizeof op, opcode, op_name(opcode), n_in, n_out, ins, outs, attrs, n_attrs,
-                             sizeof(struct tn_attr) };
+    struct tn_op_desc op = { sizeof op, opcode, op_name(opcode), n_in,    n_out,
+                             ins,       outs,   attrs,           n_attrs, sizeof(struct tn_attr) };
     h->message[0] = '\0';
     tn_status status = h->device->supports(h->self, &op);
     if (status != TN_OK)
@@ -298,8 +308,7 @@ tn_status harness_bind(struct harness *h, uint32_t opcode, const struct tn_tenso
 }
 
 tn_status harness_run(struct harness *h, uint32_t opcode, const struct tn_tensor *const *in, uint32_t n_in,
-                      const struct tn_tensor *const *out, uint32_t n_out, const struct tn_attr *attrs,
-                      uint32_t n_attrs)
+                      const struct tn_tensor *const *out, uint32_t n_out, const struct tn_attr *attrs, uint32_t n_attrs)
 {
     struct tn_kernel *kernel = NULL;
     tn_status status = harness_bind(h, opcode, in, n_in, out, n_out, attrs, n_attrs, &kernel);

@@ -80,7 +80,7 @@ tn_value flow_value(const struct tn_program *p, const char *name)
 
 tn_op flow_op(const struct tn_program *p, const char *name)
 {
-    for TN_EACH_OP (p, op)
+    TN_EACH_OP(p, op)
         if (strcmp(p->ops[op].name, name) == 0)
             return op;
     return 0;
@@ -89,7 +89,7 @@ tn_op flow_op(const struct tn_program *p, const char *name)
 int flow_count(const struct tn_program *p, uint32_t opcode, int32_t region)
 {
     int n = 0;
-    for TN_EACH_OP (p, op)
+    TN_EACH_OP(p, op)
         n += p->ops[op].opcode == opcode && (region < 0 || p->ops[op].region == (uint32_t)region);
     return n;
 }

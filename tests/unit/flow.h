@@ -24,7 +24,7 @@ void flow_refused(const struct tn_program *p, const char *what);
 /* Fails if there are errors, with their text. */
 void flow_clean(const struct tn_program *p);
 tn_value flow_value(const struct tn_program *p, const char *name);
-tn_op flow_op(const struct tn_program *p, const char *name); /* 0: none */
+tn_op flow_op(const struct tn_program *p, const char *name);                 /* 0: none */
 int flow_count(const struct tn_program *p, uint32_t opcode, int32_t region); /* region -1: any */
 
 #endif

@@ -20,7 +20,7 @@ struct job_cases {
     const struct job_case *(*at)(int n);
     /* Trains, on one rank; 0 if all is well. `rank` NULL: a world of one. */
     int (*train)(int n, struct tn_job *job, struct tn_rank *rank);
-    int (*first)(void);     /* a case of its own, in this process, before the others; or NULL */
+    int (*first)(void); /* a case of its own, in this process, before the others; or NULL */
     const char *first_name;
 };
 

@@ -43,8 +43,8 @@ static int64_t facts_get(const struct tn_facts *facts, const char *name, int64_t
 
 static void open_plugin(struct small_job *job, struct tn_instance *instance, const char *kind, const char *name)
 {
-    struct tn_search search = {0};
-    struct tn_load_error error = {0};
+    struct tn_search search = { 0 };
+    struct tn_load_error error = { 0 };
     const char *path = tn_arena_printf(&job->arena, "%s/%s/%s.so", small_job_plugins, kind, name);
     struct tn_library library;
     if (tn_library_open(&library, path, 0, &search, &job->arena, &error) != TN_LOAD_OK)
@@ -58,7 +58,9 @@ static void open_plugin(struct small_job *job, struct tn_instance *instance, con
 static void add_axes(struct small_job *job, const struct tn_instance *instance, int32_t size)
 {
     const struct tn_strategy *table = tn_instance_table(instance);
-    struct tn_axis axes[TN_MAX_AXES] = {{.struct_size = sizeof(struct tn_axis), .size = size, .name = instance->library.plugin->id}};
+    struct tn_axis axes[TN_MAX_AXES] = {
+        { .struct_size = sizeof(struct tn_axis), .size = size, .name = instance->library.plugin->id }
+    };
     int32_t n = 1;
     if (table->axes)
         assert_int_equal(table->axes(instance->self, size, axes, TN_MAX_AXES, &n), TN_OK);
@@ -124,8 +126,10 @@ static void expect_no_errors(const struct small_job *job)
 void small_job_build(struct small_job *job, uint32_t mode)
 {
     int64_t micro_batches = setting(job, "micro_batches", 1);
-    const struct tn_build build = {.struct_size = sizeof build, .mode = mode, .sequence = setting(job, "sequence", 16),
-                                   .batch = setting(job, "batch", 8) / micro_batches};
+    const struct tn_build build = { .struct_size = sizeof build,
+                                    .mode = mode,
+                                    .sequence = setting(job, "sequence", 16),
+                                    .batch = setting(job, "batch", 8) / micro_batches };
     if (model_table(job)->build(job->model.self, &job->program, &build) != TN_OK)
         fail_msg("%s", tn_instance_message(&job->model));
     expect_no_errors(job);
@@ -174,7 +178,7 @@ void small_job_lower(struct small_job *job)
 int small_job_count(const struct small_job *job, uint32_t opcode, uint32_t region, int32_t axis)
 {
     int count = 0;
-    for TN_EACH_OP (&job->program, op)
+    TN_EACH_OP(&job->program, op)
         count += job->program.ops[op].opcode == opcode && job->program.ops[op].region == region &&
                  (axis < 0 || tn_attr_i(&job->program, op, "axis", -1) == axis);
     return count;

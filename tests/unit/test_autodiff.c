@@ -132,26 +132,25 @@ static void check_gradients(const char *text, const char *const *params)
 static void gpt_like_program_with_tied_weights(void **state)
 {
     check_gradients(
-        INPUTS
-        "param wte: f32[5, 8]\nparam wpe: f32[4, 8]\nparam nw: f32[8] init=ones\nparam nb: f32[8]\n"
-        "param wq: f32[8, 8]\nparam wk: f32[8, 8]\nparam wv: f32[8, 8]\nparam b: f32[8]\nparam wo: f32[8, 8]\n"
-        "param bo: f32[8]\n"
-        "region forward\n"
-        "  e: f32[2, 4, 8] = embedding(ids: tokens, w: wte)\n"
-        "  pe: f32[2, 4, 8] = embedding(ids: positions, w: wpe)\n"
-        "  h: f32[2, 4, 8] = add(a: e, b: pe)\n"
-        "  a: f32[2, 4, 8], mean: f32[2, 4], rstd: f32[2, 4] = layernorm(x: h, w: nw, b: nb) eps=1e-5\n"
-        "  q: f32[2, 4, 8] = linear(x: a, w: wq)\n"
-        "  k: f32[2, 4, 8] = linear(x: a, w: wk)\n"
-        "  v0: f32[2, 4, 8] = linear(x: a, w: wv)\n"
-        "  v: f32[2, 4, 8] = bias_add(x: v0, b: b)\n"
-        "  o: f32[2, 4, 8], lse: f32[2, 4, 2] = attention(q: q, k: k, v: v) scale=0.5 head_dim=4 causal=1\n"
-        "  g: f32[2, 4, 8] = bias_gelu(x: o, b: bo) tanh=1\n"
-        "  y: f32[2, 4, 8] = linear(x: g, w: wo)\n"
-        "  r: f32[2, 4, 8] = add(a: h, b: y)\n"
-        "  s: f32[2, 4, 8] = add(a: r, b: r)\n"
-        "  l: f32[2, 4, 5] = linear(x: s, w: wte) trans=1\n"
-        "  loss: f32[] flags=loss, loss.lse: f32[2, 4] = cross_entropy(logits: l, labels: labels)\n",
+        INPUTS "param wte: f32[5, 8]\nparam wpe: f32[4, 8]\nparam nw: f32[8] init=ones\nparam nb: f32[8]\n"
+               "param wq: f32[8, 8]\nparam wk: f32[8, 8]\nparam wv: f32[8, 8]\nparam b: f32[8]\nparam wo: f32[8, 8]\n"
+               "param bo: f32[8]\n"
+               "region forward\n"
+               "  e: f32[2, 4, 8] = embedding(ids: tokens, w: wte)\n"
+               "  pe: f32[2, 4, 8] = embedding(ids: positions, w: wpe)\n"
+               "  h: f32[2, 4, 8] = add(a: e, b: pe)\n"
+               "  a: f32[2, 4, 8], mean: f32[2, 4], rstd: f32[2, 4] = layernorm(x: h, w: nw, b: nb) eps=1e-5\n"
+               "  q: f32[2, 4, 8] = linear(x: a, w: wq)\n"
+               "  k: f32[2, 4, 8] = linear(x: a, w: wk)\n"
+               "  v0: f32[2, 4, 8] = linear(x: a, w: wv)\n"
+               "  v: f32[2, 4, 8] = bias_add(x: v0, b: b)\n"
+               "  o: f32[2, 4, 8], lse: f32[2, 4, 2] = attention(q: q, k: k, v: v) scale=0.5 head_dim=4 causal=1\n"
+               "  g: f32[2, 4, 8] = bias_gelu(x: o, b: bo) tanh=1\n"
+               "  y: f32[2, 4, 8] = linear(x: g, w: wo)\n"
+               "  r: f32[2, 4, 8] = add(a: h, b: y)\n"
+               "  s: f32[2, 4, 8] = add(a: r, b: r)\n"
+               "  l: f32[2, 4, 5] = linear(x: s, w: wte) trans=1\n"
+               "  loss: f32[] flags=loss, loss.lse: f32[2, 4] = cross_entropy(logits: l, labels: labels)\n",
         PARAMS("wte", "wpe", "nw", "nb", "wq", "wk", "wv", "b", "wo", "bo"));
 }
 
@@ -191,11 +190,11 @@ static void differentiated(struct flow *f, const char *text)
     tn_autodiff(&f->p);
 }
 
-#define TWICE                                                              \
-    "input tokens: i32[2, 4]\ninput labels: i32[2, 4]\n"                   \
-    "param w: f32[8, 8]\nparam unused: f32[3]\n"                           \
-    "region forward\n"                                                     \
-    "  x: f32[2, 4, 8] = embedding(ids: tokens, w: w)\n"                   \
+#define TWICE                                            \
+    "input tokens: i32[2, 4]\ninput labels: i32[2, 4]\n" \
+    "param w: f32[8, 8]\nparam unused: f32[3]\n"         \
+    "region forward\n"                                   \
+    "  x: f32[2, 4, 8] = embedding(ids: tokens, w: w)\n" \
     "  y: f32[2, 4, 8] = linear(x: x, w: w)\n"
 
 /* Both uses of w go into one accumulator, each on top of what the other left. */
@@ -257,12 +256,9 @@ static void a_program_without_loss_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gpt_like_program_with_tied_weights),
-        cmocka_unit_test(llama_like_program_with_grouped_heads),
-        cmocka_unit_test(uses_of_a_param_accumulate_in_place),
-        cmocka_unit_test(ops_beside_the_loss_are_left_out),
-        cmocka_unit_test(an_op_without_a_rule_is_refused),
-        cmocka_unit_test(a_computed_weight_is_refused),
+        cmocka_unit_test(gpt_like_program_with_tied_weights),  cmocka_unit_test(llama_like_program_with_grouped_heads),
+        cmocka_unit_test(uses_of_a_param_accumulate_in_place), cmocka_unit_test(ops_beside_the_loss_are_left_out),
+        cmocka_unit_test(an_op_without_a_rule_is_refused),     cmocka_unit_test(a_computed_weight_is_refused),
         cmocka_unit_test(a_program_without_loss_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

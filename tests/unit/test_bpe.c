@@ -52,7 +52,8 @@ static struct tn_bpe *open_small(void)
 {
     struct tn_bpe *bpe;
     char error[256] = "";
-    write_vocabulary(", \"aa\": 256, \"aaaa\": 257, \"ab\": 258, \"\xC4\xA0" "a\": 259, \"<end>\": 300");
+    write_vocabulary(", \"aa\": 256, \"aaaa\": 257, \"ab\": 258, \"\xC4\xA0"
+                     "a\": 259, \"<end>\": 300");
     scratch_text("m", "#version: 0.2\na b\na a\n\naa aa\n\xC4\xA0 a\n");
     if (tn_bpe_open(&bpe, scratch_path("v.json"), scratch_path("m"), error) != 0)
         fail_msg("%s", error);
@@ -69,8 +70,8 @@ static void check_ids(struct tn_bpe *bpe, const char *text, size_t bytes, const 
     free(ids.ids);
 }
 
-#define CHECK(bpe, text, ...)                                                                            \
-    check_ids(bpe, text, sizeof text - 1, (const int32_t[]){ __VA_ARGS__ },                              \
+#define CHECK(bpe, text, ...)                                               \
+    check_ids(bpe, text, sizeof text - 1, (const int32_t[]){ __VA_ARGS__ }, \
               sizeof((const int32_t[]){ __VA_ARGS__ }) / sizeof(int32_t))
 
 static void test_merges(void **state)
@@ -79,9 +80,9 @@ static void test_merges(void **state)
     size_t bytes;
     CHECK(bpe, "aaaa", 257);
     CHECK(bpe, "aaaaaaa", 257, 256, 'a');
-    CHECK(bpe, "aaab", 256, 258);          /* "a b" comes first */
+    CHECK(bpe, "aaab", 256, 258); /* "a b" comes first */
     CHECK(bpe, "a a  a", 'a', 259, ' ', 259);
-    CHECK(bpe, "a1a", 'a', '1', 'a');      /* never across words */
+    CHECK(bpe, "a1a", 'a', '1', 'a'); /* never across words */
     CHECK(bpe, "\xFF\x80\0", 0xFF, 0x80, 0);
     check_ids(bpe, "", 0, NULL, 0);
     assert_int_equal(tn_bpe_vocab(bpe), 301);
@@ -149,8 +150,8 @@ static void test_classes(void **state)
         uint32_t code;
         int kind;
     } known[] = {
-        { 'a', TN_CHAR_LETTER }, { '0', TN_CHAR_NUMBER }, { '_', TN_CHAR_OTHER }, { 0x85, TN_CHAR_SPACE },
-        { 0xB2, TN_CHAR_NUMBER }, { 0x3B1, TN_CHAR_LETTER }, { 0x2167, TN_CHAR_NUMBER }, { 0x20AC, TN_CHAR_OTHER },
+        { 'a', TN_CHAR_LETTER },  { '0', TN_CHAR_NUMBER },    { '_', TN_CHAR_OTHER },      { 0x85, TN_CHAR_SPACE },
+        { 0xB2, TN_CHAR_NUMBER }, { 0x3B1, TN_CHAR_LETTER },  { 0x2167, TN_CHAR_NUMBER },  { 0x20AC, TN_CHAR_OTHER },
         { 0x301, TN_CHAR_OTHER }, { 0x4E00, TN_CHAR_LETTER }, { 0x10FFFF, TN_CHAR_OTHER }, { 0x1C, TN_CHAR_OTHER },
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -197,14 +198,20 @@ static void test_gpt2_ids(void **state)
     struct tn_bpe *bpe = open_gpt2();
     assert_int_equal(tn_bpe_vocab(bpe), 50257);
     CHECK(bpe, "Hello world", 15496, 995);
-    CHECK(bpe, "The cat's whiskers; they'll don't I'M 'S", 464, 3797, 338, 21060, 364, 26, 484, 1183, 836, 470, 314,
-          6, 44, 705, 50);
+    CHECK(bpe, "The cat's whiskers; they'll don't I'M 'S", 464, 3797, 338, 21060, 364, 26, 484, 1183, 836, 470, 314, 6,
+          44, 705, 50);
     CHECK(bpe, " \n\n  x \t y  ", 220, 628, 220, 2124, 220, 197, 331, 220, 220);
-    CHECK(bpe, "na\xC3\xAFve \xE6\x97\xA5\xE6\x9C\xAC\xE8\xAA\x9E \xE2\x85\xA7\xC2\xB2 \xF0\x9F\x91\x8D\xF0\x9F\x8F\xBD"
-               " \xE0\xA5\xA7\xE0\xA5\xA8\xE0\xA5\xA9 12345",
+    CHECK(bpe,
+          "na\xC3\xAFve \xE6\x97\xA5\xE6\x9C\xAC\xE8\xAA\x9E \xE2\x85\xA7\xC2\xB2 \xF0\x9F\x91\x8D\xF0\x9F\x8F\xBD"
+          " \xE0\xA5\xA7\xE0\xA5\xA8\xE0\xA5\xA9 12345",
           2616, 38776, 10545, 245, 98, 17312, 105, 45739, 252, 2343, 227, 100, 31185, 50169, 235, 8582, 237, 121, 220,
           24231, 100, 24231, 101, 24231, 102, 17031, 2231);
-    CHECK(bpe, "\xC2\xA0" "a\xE3\x80\x80" "b\xE2\x80\xA8\xC2\x85" "c", 1849, 64, 5099, 222, 65, 447, 101, 126, 227, 66);
+    CHECK(bpe,
+          "\xC2\xA0"
+          "a\xE3\x80\x80"
+          "b\xE2\x80\xA8\xC2\x85"
+          "c",
+          1849, 64, 5099, 222, 65, 447, 101, 126, 227, 66);
     CHECK(bpe, "aaaaaaaaaaaaaaaaaaaaaaaaaaa ====----", 24794, 24794, 24794, 24794, 24794, 24794, 46071, 796, 18604,
           650);
     tn_bpe_close(bpe);
@@ -255,8 +262,8 @@ static void test_gpt2_round_trip(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_merges), T(test_refused_files), T(test_cut), T(test_classes), T(test_long_word), T(test_gpt2_ids),
-        T(test_gpt2_round_trip),
+        T(test_merges),   T(test_refused_files),   T(test_cut), T(test_classes), T(test_long_word),
+        T(test_gpt2_ids), T(test_gpt2_round_trip),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

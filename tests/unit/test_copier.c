@@ -23,8 +23,9 @@ static char error[2048];
 
 static struct tn_copier *open_copier(int64_t host, int64_t disk, const char *folder)
 {
-    const struct tn_copier_of of = { .device = harness.device, .device_self = harness.self, .host_bytes = host, .disk_bytes = disk,
-                                     .folder = folder };
+    const struct tn_copier_of of = {
+        .device = harness.device, .device_self = harness.self, .host_bytes = host, .disk_bytes = disk, .folder = folder
+    };
     error[0] = 0;
     return tn_copier_new(&of, error, sizeof error);
 }
@@ -56,8 +57,12 @@ static void what_goes_comes_back(void **state)
     assert_int_equal(scratch_count(), 0); /* nothing that could be left behind */
     for (uint32_t space = TN_SPACE_HOST; space <= TN_SPACE_DISK; space++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            struct tn_copy out = { .way = TN_COPY_OUT, .space = space, .device = data, .offset = 8192, .bytes = sizes[i], .name = "x" };
-            struct tn_copy in = { .way = TN_COPY_IN, .space = space, .device = same, .offset = 8192, .bytes = sizes[i], .name = "x" };
+            struct tn_copy out = {
+                .way = TN_COPY_OUT, .space = space, .device = data, .offset = 8192, .bytes = sizes[i], .name = "x"
+            };
+            struct tn_copy in = {
+                .way = TN_COPY_IN, .space = space, .device = same, .offset = 8192, .bytes = sizes[i], .name = "x"
+            };
             fill(data, sizes[i], (unsigned)i);
             memset(same, 0xee, 4 * MIB);
             tn_copier_start(copier, &out);
@@ -82,8 +87,11 @@ static void copies_are_done_in_order(void **state)
     assert_non_null(copier);
     for (unsigned i = 0; i < N; i++) {
         fill(from[i], 64, i);
-        out[i] = (struct tn_copy){ .way = TN_COPY_OUT, .space = TN_SPACE_HOST, .device = from[i], .offset = 64, .bytes = 64 };
-        in[i] = (struct tn_copy){ .way = TN_COPY_IN, .space = TN_SPACE_HOST, .device = to[i], .offset = 64, .bytes = 64 };
+        out[i] = (struct tn_copy){
+            .way = TN_COPY_OUT, .space = TN_SPACE_HOST, .device = from[i], .offset = 64, .bytes = 64
+        };
+        in[i] =
+            (struct tn_copy){ .way = TN_COPY_IN, .space = TN_SPACE_HOST, .device = to[i], .offset = 64, .bytes = 64 };
         tn_copier_start(copier, &out[i]);
         uint64_t next = tn_copier_start(copier, &in[i]);
         assert_true(next > ticket);
@@ -109,11 +117,13 @@ static void what_is_under_way_is_done_before_the_end(void **state)
 static void no_folder_and_no_room_are_told_before_the_first_step(void **state)
 {
     assert_null(open_copier(0, MIB, "/nowhere/at/all"));
-    assert_non_null(strstr(error, "no file in /nowhere/at/all for 1048576 bytes off the device: No such file or directory; "
-                                  "[device] disk names another folder"));
+    assert_non_null(strstr(error,
+                           "no file in /nowhere/at/all for 1048576 bytes off the device: No such file or directory; "
+                           "[device] disk names another folder"));
     assert_null(open_copier(0, (int64_t)1 << 60, scratch_folder));
     assert_non_null(strstr(error, "for 1152921504606846976 bytes off the device: "));
-    assert_non_null(strstr(error, "; name another folder with [device] disk, or keep more on the device or in host memory"));
+    assert_non_null(
+        strstr(error, "; name another folder with [device] disk, or keep more on the device or in host memory"));
     assert_int_equal(scratch_count(), 0);
 }
 
@@ -123,8 +133,12 @@ static void a_failure_is_told_once_and_ends_what_follows(void **state)
     struct tn_copier *copier = open_copier(4096, MIB, scratch_folder);
     static unsigned char data[8192], kept[64];
     const struct rlimit before = { RLIM_INFINITY, RLIM_INFINITY }, limit = { 4096, RLIM_INFINITY };
-    const struct tn_copy out = { .way = TN_COPY_OUT, .space = TN_SPACE_DISK, .device = data, .offset = 8192, .bytes = 5000, .name = "h.7.away" };
-    const struct tn_copy in = { .way = TN_COPY_IN, .space = TN_SPACE_HOST, .device = kept, .bytes = 64, .name = "other" };
+    const struct tn_copy out = {
+        .way = TN_COPY_OUT, .space = TN_SPACE_DISK, .device = data, .offset = 8192, .bytes = 5000, .name = "h.7.away"
+    };
+    const struct tn_copy in = {
+        .way = TN_COPY_IN, .space = TN_SPACE_HOST, .device = kept, .bytes = 64, .name = "other"
+    };
     assert_non_null(copier);
     memset(kept, 0x11, sizeof kept);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);

@@ -18,7 +18,9 @@
 #include "reference.h"
 #include "vec.h"
 
-static const struct { int rows, cols; } shapes[] = {
+static const struct {
+    int rows, cols;
+} shapes[] = {
     { 1, 1 }, { 1, 64 }, { 7, 1 }, { 3, 17 }, { 33, 65 }, { 2, 1031 }, { 70, 600 }, { 0, 8 },
 };
 
@@ -41,59 +43,67 @@ static struct tn_tensor *vector(struct harness *h, int n, uint64_t seed)
 
 static void sums(struct harness *h, uint32_t dtype)
 {
-    for EACH_SHAPE {
-        struct tn_tensor *a = wide(h, dtype, 1, n), *b = wide(h, dtype, 2, n), *c = wide(h, dtype, 3, n);
-        struct tn_tensor *y = harness_like(h, dtype, a), *f = harness_like(h, TN_F32, a);
-        struct tn_tensor *bias = vector(h, shapes[n].cols, 4), *db = vector(h, shapes[n].cols, 5);
-        COMPARE(h, TN_OP_ADD, HARNESS_T(a, b), HARNESS_T(y), NO_ATTRS, 1e-6);
-        COMPARE(h, TN_OP_ADD_N, HARNESS_T(a, b, c), HARNESS_T(y), NO_ATTRS, 1e-6);
-        COMPARE(h, TN_OP_ADD_N, HARNESS_T(a), HARNESS_T(f), NO_ATTRS, 1e-6);
-        COMPARE(h, TN_OP_ADD_N, HARNESS_T(a, f, b), HARNESS_T(f), NO_ATTRS, 1e-6);
-        COMPARE(h, TN_OP_BIAS_ADD, HARNESS_T(a, bias), HARNESS_T(y), NO_ATTRS, 1e-6);
-        COMPARE(h, TN_OP_BIAS_DW, HARNESS_T(a), HARNESS_T(db), NO_ATTRS, 1e-5);
-        COMPARE(h, TN_OP_BIAS_DW, HARNESS_T(a, NULL), HARNESS_T(db), NO_ATTRS, 1e-5);
-        COMPARE(h, TN_OP_BIAS_DW, HARNESS_T(a, db), HARNESS_T(db), NO_ATTRS, 1e-5);
-        COMPARE(h, TN_OP_ADD, HARNESS_T(a, b), HARNESS_T(a), NO_ATTRS, 1e-6);
-        COMPARE(h, TN_OP_ADD, HARNESS_T(a, b), HARNESS_T(b), NO_ATTRS, 1e-6);
-        COMPARE(h, TN_OP_BIAS_ADD, HARNESS_T(c, bias), HARNESS_T(c), NO_ATTRS, 1e-6);
-        harness_clear(h);
-    }
+    for
+        EACH_SHAPE
+        {
+            struct tn_tensor *a = wide(h, dtype, 1, n), *b = wide(h, dtype, 2, n), *c = wide(h, dtype, 3, n);
+            struct tn_tensor *y = harness_like(h, dtype, a), *f = harness_like(h, TN_F32, a);
+            struct tn_tensor *bias = vector(h, shapes[n].cols, 4), *db = vector(h, shapes[n].cols, 5);
+            COMPARE(h, TN_OP_ADD, HARNESS_T(a, b), HARNESS_T(y), NO_ATTRS, 1e-6);
+            COMPARE(h, TN_OP_ADD_N, HARNESS_T(a, b, c), HARNESS_T(y), NO_ATTRS, 1e-6);
+            COMPARE(h, TN_OP_ADD_N, HARNESS_T(a), HARNESS_T(f), NO_ATTRS, 1e-6);
+            COMPARE(h, TN_OP_ADD_N, HARNESS_T(a, f, b), HARNESS_T(f), NO_ATTRS, 1e-6);
+            COMPARE(h, TN_OP_BIAS_ADD, HARNESS_T(a, bias), HARNESS_T(y), NO_ATTRS, 1e-6);
+            COMPARE(h, TN_OP_BIAS_DW, HARNESS_T(a), HARNESS_T(db), NO_ATTRS, 1e-5);
+            COMPARE(h, TN_OP_BIAS_DW, HARNESS_T(a, NULL), HARNESS_T(db), NO_ATTRS, 1e-5);
+            COMPARE(h, TN_OP_BIAS_DW, HARNESS_T(a, db), HARNESS_T(db), NO_ATTRS, 1e-5);
+            COMPARE(h, TN_OP_ADD, HARNESS_T(a, b), HARNESS_T(a), NO_ATTRS, 1e-6);
+            COMPARE(h, TN_OP_ADD, HARNESS_T(a, b), HARNESS_T(b), NO_ATTRS, 1e-6);
+            COMPARE(h, TN_OP_BIAS_ADD, HARNESS_T(c, bias), HARNESS_T(c), NO_ATTRS, 1e-6);
+            harness_clear(h);
+        }
 }
 
 static void gelus(struct harness *h, uint32_t dtype)
 {
-    for EACH_SHAPE {
-        for (int form = 0; form < 2; form++) {
-            struct tn_tensor *x = wide(h, dtype, 1, n), *dy = wide(h, dtype, 2, n), *y = harness_like(h, dtype, x);
-            struct tn_tensor *b = vector(h, shapes[n].cols, 3), *db = vector(h, shapes[n].cols, 4);
-            struct tn_attr tanh = TN_ATTR_I("tanh", form);
-            COMPARE(h, TN_OP_GELU, HARNESS_T(x), HARNESS_T(y), HARNESS_A(tanh), 1e-6);
-            COMPARE(h, TN_OP_BIAS_GELU, HARNESS_T(x, b), HARNESS_T(y), HARNESS_A(tanh), 1e-6);
-            COMPARE(h, TN_OP_GELU_DX, HARNESS_T(dy, x), HARNESS_T(y), HARNESS_A(tanh), 2e-6);
-            COMPARE(h, TN_OP_BIAS_GELU_DX, HARNESS_T(dy, x, b), HARNESS_T(y, db), HARNESS_A(tanh), 2e-5);
-            COMPARE(h, TN_OP_BIAS_GELU_DX, HARNESS_T(dy, x, b, db), HARNESS_T(y, db), HARNESS_A(tanh), 2e-5);
-            struct tn_tensor *again = copied(h, dtype, dy);
-            COMPARE(h, TN_OP_GELU_DX, HARNESS_T(dy, x), HARNESS_T(dy), HARNESS_A(tanh), 2e-6);
-            COMPARE(h, TN_OP_BIAS_GELU_DX, HARNESS_T(again, x, b, db), HARNESS_T(again, db), HARNESS_A(tanh), 2e-5);
-            harness_clear(h);
+    for
+        EACH_SHAPE
+        {
+            for (int form = 0; form < 2; form++) {
+                struct tn_tensor *x = wide(h, dtype, 1, n), *dy = wide(h, dtype, 2, n), *y = harness_like(h, dtype, x);
+                struct tn_tensor *b = vector(h, shapes[n].cols, 3), *db = vector(h, shapes[n].cols, 4);
+                struct tn_attr tanh = TN_ATTR_I("tanh", form);
+                COMPARE(h, TN_OP_GELU, HARNESS_T(x), HARNESS_T(y), HARNESS_A(tanh), 1e-6);
+                COMPARE(h, TN_OP_BIAS_GELU, HARNESS_T(x, b), HARNESS_T(y), HARNESS_A(tanh), 1e-6);
+                COMPARE(h, TN_OP_GELU_DX, HARNESS_T(dy, x), HARNESS_T(y), HARNESS_A(tanh), 2e-6);
+                COMPARE(h, TN_OP_BIAS_GELU_DX, HARNESS_T(dy, x, b), HARNESS_T(y, db), HARNESS_A(tanh), 2e-5);
+                COMPARE(h, TN_OP_BIAS_GELU_DX, HARNESS_T(dy, x, b, db), HARNESS_T(y, db), HARNESS_A(tanh), 2e-5);
+                struct tn_tensor *again = copied(h, dtype, dy);
+                COMPARE(h, TN_OP_GELU_DX, HARNESS_T(dy, x), HARNESS_T(dy), HARNESS_A(tanh), 2e-6);
+                COMPARE(h, TN_OP_BIAS_GELU_DX, HARNESS_T(again, x, b, db), HARNESS_T(again, db), HARNESS_A(tanh), 2e-5);
+                harness_clear(h);
+            }
         }
-    }
 }
 
 static void swiglus(struct harness *h, uint32_t dtype)
 {
-    for EACH_SHAPE {
-        struct tn_tensor *g = wide(h, dtype, 1, n), *u = wide(h, dtype, 2, n), *dy = wide(h, dtype, 3, n);
-        struct tn_tensor *y = harness_like(h, dtype, g), *dg = harness_like(h, dtype, g);
-        COMPARE(h, TN_OP_SWIGLU, HARNESS_T(g, u), HARNESS_T(y), NO_ATTRS, 1e-6);
-        COMPARE(h, TN_OP_SWIGLU_DX, HARNESS_T(dy, g, u), HARNESS_T(dg, y), NO_ATTRS, 2e-6);
-        harness_clear(h);
-    }
+    for
+        EACH_SHAPE
+        {
+            struct tn_tensor *g = wide(h, dtype, 1, n), *u = wide(h, dtype, 2, n), *dy = wide(h, dtype, 3, n);
+            struct tn_tensor *y = harness_like(h, dtype, g), *dg = harness_like(h, dtype, g);
+            COMPARE(h, TN_OP_SWIGLU, HARNESS_T(g, u), HARNESS_T(y), NO_ATTRS, 1e-6);
+            COMPARE(h, TN_OP_SWIGLU_DX, HARNESS_T(dy, g, u), HARNESS_T(dg, y), NO_ATTRS, 2e-6);
+            harness_clear(h);
+        }
 }
 
 static void ropes(struct harness *h, uint32_t dtype)
 {
-    static const struct { int batch, seq, heads, dim; } cases[] = {
+    static const struct {
+        int batch, seq, heads, dim;
+    } cases[] = {
         { 1, 1, 1, 2 }, { 2, 5, 3, 6 }, { 1, 9, 2, 64 }, { 2, 70, 5, 62 }, { 1, 2, 1, 1024 },
     };
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
@@ -107,8 +117,7 @@ static void ropes(struct harness *h, uint32_t dtype)
         struct tn_tensor *before = copied(h, dtype, x);
         COMPARE(h, TN_OP_ROPE, HARNESS_T(x, pos), HARNESS_T(y), HARNESS_A(theta, head), 1e-6);
         COMPARE(h, TN_OP_ROPE, HARNESS_T(x, pos), HARNESS_T(x), HARNESS_A(theta, head), 1e-6);
-        COMPARE(h, TN_OP_ROPE, HARNESS_T(x, pos), HARNESS_T(x),
-                HARNESS_A(theta, head, TN_ATTR_I("inverse", 1)), 1e-6);
+        COMPARE(h, TN_OP_ROPE, HARNESS_T(x, pos), HARNESS_T(x), HARNESS_A(theta, head, TN_ATTR_I("inverse", 1)), 1e-6);
         for (int64_t i = 0; i < harness_elements(x); i++) /* there and back */
             harness_check(x, i, harness_get(before, i), dtype == TN_BF16 ? 1e-2 : 1e-6);
         harness_clear(h);
@@ -121,7 +130,8 @@ static double f16_value(uint16_t half)
 {
     int exponent = half >> 10 & 31, fraction = half & 1023;
     double magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
-                     : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+                       : exponent     ? ldexp(1024 + fraction, exponent - 25)
+                                      : ldexp(fraction, -24);
     return half & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -302,14 +312,16 @@ static void philox_is_the_runtimes(void **state)
 
 static void dropouts(struct harness *h, uint32_t dtype)
 {
-    for EACH_SHAPE {
-        struct tn_tensor *x = wide(h, dtype, 1, n), *y = harness_like(h, dtype, x), *step = vector(h, 1, 1);
-        harness_set(step, 0, 41);
-        COMPARE(h, TN_OP_DROPOUT, HARNESS_T(x, step), HARNESS_T(y), HARNESS_A(DROP(0.3)), 1e-6);
-        COMPARE(h, TN_OP_DROPOUT, HARNESS_T(x, step), HARNESS_T(y), HARNESS_A(DROP(0.0)), 1e-6);
-        COMPARE(h, TN_OP_DROPOUT, HARNESS_T(x, step), HARNESS_T(x), HARNESS_A(DROP(0.3)), 1e-6);
-        harness_clear(h);
-    }
+    for
+        EACH_SHAPE
+        {
+            struct tn_tensor *x = wide(h, dtype, 1, n), *y = harness_like(h, dtype, x), *step = vector(h, 1, 1);
+            harness_set(step, 0, 41);
+            COMPARE(h, TN_OP_DROPOUT, HARNESS_T(x, step), HARNESS_T(y), HARNESS_A(DROP(0.3)), 1e-6);
+            COMPARE(h, TN_OP_DROPOUT, HARNESS_T(x, step), HARNESS_T(y), HARNESS_A(DROP(0.0)), 1e-6);
+            COMPARE(h, TN_OP_DROPOUT, HARNESS_T(x, step), HARNESS_T(x), HARNESS_A(DROP(0.3)), 1e-6);
+            harness_clear(h);
+        }
 }
 
 /* A part drops what the whole drops there; about p of all is dropped; another step drops others. */
@@ -353,21 +365,46 @@ static void threads_do_not_matter(void **state)
         struct tn_tensor *dy = filled(&h[i], TN_F32, 1, 200, 333), *x = filled(&h[i], TN_F32, 2, 200, 333);
         db[i] = harness_tensor(&h[i], TN_F32, 1, 333);
         assert_int_equal(HARNESS_RUN(&h[i], TN_OP_BIAS_GELU_DX, HARNESS_T(dy, x, vector(&h[i], 333, 3)),
-                                     HARNESS_T(dy, db[i]), NO_ATTRS), TN_OK);
+                                     HARNESS_T(dy, db[i]), NO_ATTRS),
+                         TN_OK);
     }
     check_same_bytes(db[0], db[1]);
     harness_close(&h[0]);
     harness_close(&h[1]);
 }
 
-static void test_sums(void **state) { compare_everywhere(sums); }
-static void test_gelus(void **state) { compare_everywhere(gelus); }
-static void test_swiglus(void **state) { compare_everywhere(swiglus); }
-static void test_swiglu_slopes(void **state) { compare_everywhere_f32(swiglu_slopes); }
-static void test_ropes(void **state) { compare_everywhere(ropes); }
-static void test_casts(void **state) { compare_everywhere_f32(casts); }
-static void test_dropouts(void **state) { compare_everywhere(dropouts); }
-static void test_dropout_of_parts(void **state) { compare_everywhere_f32(dropout_of_parts); }
+static void test_sums(void **state)
+{
+    compare_everywhere(sums);
+}
+static void test_gelus(void **state)
+{
+    compare_everywhere(gelus);
+}
+static void test_swiglus(void **state)
+{
+    compare_everywhere(swiglus);
+}
+static void test_swiglu_slopes(void **state)
+{
+    compare_everywhere_f32(swiglu_slopes);
+}
+static void test_ropes(void **state)
+{
+    compare_everywhere(ropes);
+}
+static void test_casts(void **state)
+{
+    compare_everywhere_f32(casts);
+}
+static void test_dropouts(void **state)
+{
+    compare_everywhere(dropouts);
+}
+static void test_dropout_of_parts(void **state)
+{
+    compare_everywhere_f32(dropout_of_parts);
+}
 
 int main(void)
 {

@@ -17,10 +17,9 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    { 1, 1, 1, 1, 1, 8, 1 },      { 2, 5, 5, 2, 2, 16, 1 },    { 1, 64, 64, 2, 1, 64, 1 },
-    { 1, 67, 67, 4, 2, 24, 1 },   { 2, 33, 33, 3, 3, 40, 0 },  { 1, 130, 130, 6, 2, 12, 1 },
-    { 1, 70, 70, 2, 2, 80, 1 },   { 1, 66, 66, 1, 1, 256, 1 }, { 1, 129, 129, 8, 1, 8, 0 },
-    { 1, 40, 150, 2, 1, 32, 0 },  { 1, 200, 3, 2, 2, 9, 0 },   { 1, 257, 257, 1, 1, 96, 1 },
+    { 1, 1, 1, 1, 1, 8, 1 },     { 2, 5, 5, 2, 2, 16, 1 },     { 1, 64, 64, 2, 1, 64, 1 }, { 1, 67, 67, 4, 2, 24, 1 },
+    { 2, 33, 33, 3, 3, 40, 0 },  { 1, 130, 130, 6, 2, 12, 1 }, { 1, 70, 70, 2, 2, 80, 1 }, { 1, 66, 66, 1, 1, 256, 1 },
+    { 1, 129, 129, 8, 1, 8, 0 }, { 1, 40, 150, 2, 1, 32, 0 },  { 1, 200, 3, 2, 2, 9, 0 },  { 1, 257, 257, 1, 1, 96, 1 },
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
@@ -164,7 +163,8 @@ static void run(struct harness *h, struct problem *p)
     assert_int_equal(HARNESS_RUN(h, TN_OP_ATTENTION, HARNESS_T(p->q, p->k, p->v), HARNESS_T(p->o, p->lse), attrs),
                      TN_OK);
     assert_int_equal(HARNESS_RUN(h, TN_OP_ATTENTION_DX, HARNESS_T(p->d_o, p->q, p->k, p->v, p->o, p->lse),
-                                 HARNESS_T(p->dq, p->dk, p->dv), attrs), TN_OK);
+                                 HARNESS_T(p->dq, p->dk, p->dv), attrs),
+                     TN_OK);
 }
 
 static void check_all(int64_t threads, int64_t isa, uint32_t dtype)
@@ -343,8 +343,16 @@ static void memory_is_linear_in_the_sequence(void **state)
         struct tn_tensor x = { .struct_size = sizeof x, .dtype = TN_F32, .rank = 3, .shape = { 1, 4096 << n, 512 } };
         struct tn_tensor lse = { .struct_size = sizeof x, .dtype = TN_F32, .rank = 3, .shape = { 1, 4096 << n, 8 } };
         const struct tn_attr attr = TN_ATTR_I("head_dim", 64);
-        struct tn_op_desc op = { sizeof op, TN_OP_ATTENTION_DX, "attention_dx", 6, 3,
-                                 HARNESS_T(&x, &x, &x, &x, &x, &lse), HARNESS_T(&x, &x, &x), &attr, 1, sizeof attr };
+        struct tn_op_desc op = { sizeof op,
+                                 TN_OP_ATTENTION_DX,
+                                 "attention_dx",
+                                 6,
+                                 3,
+                                 HARNESS_T(&x, &x, &x, &x, &x, &lse),
+                                 HARNESS_T(&x, &x, &x),
+                                 &attr,
+                                 1,
+                                 sizeof attr };
         assert_int_equal(h.device->workspace(h.self, &op, &bytes[n]), TN_OK);
     }
     assert_true(bytes[1] > bytes[0] && bytes[1] <= 2 * bytes[0]);
@@ -364,8 +372,9 @@ static void wrong_shapes_are_refused(void **state)
     assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION, HARNESS_T(q, q, q), HARNESS_T(q, lse), HARNESS_A(five)),
                      TN_UNSUPPORTED);
     assert_non_null(strstr(h.message, "head_dim = 5"));
-    assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION, HARNESS_T(half, half, half), HARNESS_T(half, lse),
-                                 HARNESS_A(eight)), TN_UNSUPPORTED);
+    assert_int_equal(
+        HARNESS_RUN(&h, TN_OP_ATTENTION, HARNESS_T(half, half, half), HARNESS_T(half, lse), HARNESS_A(eight)),
+        TN_UNSUPPORTED);
     assert_non_null(strstr(h.message, "bf16"));
     harness_close(&h);
 }

@@ -1,6 +1,6 @@
 /* attention_block and attention_block_dx, one block of keys after the other, against plain double loops over all keys;
- * and attention with documents likewise. Queries and keys lie as a cut of the sequence leaves them: in order, zigzag, or
- * in any order; some queries see nothing at all. */
+ * and attention with documents likewise. Queries and keys lie as a cut of the sequence leaves them: in order, zigzag,
+ * or in any order; some queries see nothing at all. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -130,7 +130,8 @@ static void check_row(const struct problem *p, struct wanted *w, int b, int row,
         double ds = w->weight[n] * (w->dp[n] - mean) / sqrt(s->head_dim);
         int64_t to = (((int64_t)b * s->length + n % s->length) * s->kv_heads + kv) * s->head_dim;
         for (int d = 0; d < s->head_dim; d++) {
-            w->dq[place * s->head_dim + d] += ds * at(p->block[n / s->length].k, s, s->kv_heads, b, n % s->length, kv, d);
+            w->dq[place * s->head_dim + d] +=
+                ds * at(p->block[n / s->length].k, s, s->kv_heads, b, n % s->length, kv, d);
             w->dk[n / s->length][to + d] += ds * at(p->q, s, s->heads, b, row, head, d);
             w->dv[n / s->length][to + d] += w->weight[n] * at(p->d_o, s, s->heads, b, row, head, d);
         }
@@ -149,7 +150,8 @@ static void check(const struct problem *p, double forward, double backward)
     const struct shape *s = &p->s;
     size_t keys = (size_t)(s->length * s->blocks), of_q = (size_t)harness_elements(p->q);
     size_t of_k = (size_t)harness_elements(p->block[0].k);
-    struct wanted w = { .dq = calloc(of_q, sizeof *w.dq), .weight = calloc(keys, sizeof *w.weight),
+    struct wanted w = { .dq = calloc(of_q, sizeof *w.dq),
+                        .weight = calloc(keys, sizeof *w.weight),
                         .dp = calloc(keys, sizeof *w.dp) };
     for (int n = 0; n < s->blocks; n++) {
         w.dk[n] = calloc(of_k, sizeof *w.dk[n]);
@@ -207,7 +209,11 @@ static void make(struct harness *h, struct problem *p, struct shape s, uint32_t 
     }
 }
 
-#define ATTRS(s) { TN_ATTR_F("scale", 1.0 / sqrt((s).head_dim)), TN_ATTR_I("head_dim", (s).head_dim), TN_ATTR_I("causal", (s).causal) }
+#define ATTRS(s)                                                                           \
+    {                                                                                      \
+        TN_ATTR_F("scale", 1.0 / sqrt((s).head_dim)), TN_ATTR_I("head_dim", (s).head_dim), \
+            TN_ATTR_I("causal", (s).causal)                                                \
+    }
 
 /* Block `first` and on, around, as a ring brings them. */
 static void run_blocks(struct harness *h, struct problem *p)
@@ -219,7 +225,8 @@ static void run_blocks(struct harness *h, struct problem *p)
         struct block *b = &p->block[(s->rank + n) % s->blocks];
         struct tn_tensor *o = n ? p->o : NULL, *lse = n ? p->lse : NULL;
         assert_int_equal(HARNESS_RUN(h, TN_OP_ATTENTION_BLOCK, HARNESS_T(p->q, b->k, b->v, p->qi, b->ki, start, o, lse),
-                                     HARNESS_T(p->o, p->lse), attrs), TN_OK);
+                                     HARNESS_T(p->o, p->lse), attrs),
+                         TN_OK);
     }
     for (int64_t n = 0; n < harness_elements(p->o); n++)
         harness_set(p->o_low, n, harness_get(p->o, n));
@@ -227,7 +234,9 @@ static void run_blocks(struct harness *h, struct problem *p)
         struct block *b = &p->block[(s->rank + n) % s->blocks];
         assert_int_equal(HARNESS_RUN(h, TN_OP_ATTENTION_BLOCK_DX,
                                      HARNESS_T(p->d_o, p->q, b->k, b->v, p->o_low, p->lse, p->qi, b->ki, start,
-                                               n ? p->dq : NULL, NULL, NULL), HARNESS_T(p->dq, b->dk, b->dv), attrs), TN_OK);
+                                               n ? p->dq : NULL, NULL, NULL),
+                                     HARNESS_T(p->dq, b->dk, b->dv), attrs),
+                         TN_OK);
     }
 }
 
@@ -295,10 +304,11 @@ static void documents_of_a_whole_sequence(void **state)
         b->dk = harness_like(&h, dtypes[n % 2], b->k);
         b->dv = harness_like(&h, dtypes[n % 2], b->k);
         const struct tn_attr attrs[] = ATTRS(s);
-        assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION, HARNESS_T(p.q, b->k, b->v, p.start), HARNESS_T(p.o, p.lse), attrs),
-                         TN_OK);
+        assert_int_equal(
+            HARNESS_RUN(&h, TN_OP_ATTENTION, HARNESS_T(p.q, b->k, b->v, p.start), HARNESS_T(p.o, p.lse), attrs), TN_OK);
         assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_DX, HARNESS_T(p.d_o, p.q, b->k, b->v, p.o, p.lse, p.start),
-                                     HARNESS_T(p.dq, b->dk, b->dv), attrs), TN_OK);
+                                     HARNESS_T(p.dq, b->dk, b->dv), attrs),
+                         TN_OK);
         check(&p, n % 2 ? 1e-2 : 1e-5, n % 2 ? 4e-2 : 5e-5);
         harness_clear(&h);
     }
@@ -318,11 +328,14 @@ static void nothing_seen_is_nothing_added(void **state)
     harness_fill(p.dq, 1, 1);
     harness_fill(b->dk, 1, 1);
     for (int run = 0; run < 2; run++) { /* with documents: each begins behind the block */
-        assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK, HARNESS_T(p.q, b->k, b->v, p.qi, b->ki, run ? p.start : NULL),
-                                     HARNESS_T(p.o, p.lse), attrs), TN_OK);
+        assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK,
+                                     HARNESS_T(p.q, b->k, b->v, p.qi, b->ki, run ? p.start : NULL),
+                                     HARNESS_T(p.o, p.lse), attrs),
+                         TN_OK);
         assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK_DX,
                                      HARNESS_T(p.d_o, p.q, b->k, b->v, p.o, p.lse, p.qi, b->ki, run ? p.start : NULL),
-                                     HARNESS_T(p.dq, b->dk, b->dv), attrs), TN_OK);
+                                     HARNESS_T(p.dq, b->dk, b->dv), attrs),
+                         TN_OK);
         for (int64_t n = 0; n < harness_elements(p.lse); n++)
             assert_true(harness_get(p.lse, n) == -INFINITY);
         for (int64_t n = 0; n < harness_elements(p.q); n++)
@@ -334,8 +347,10 @@ static void nothing_seen_is_nothing_added(void **state)
     harness_fill(p.lse, 8, 1);
     struct tn_tensor *o = harness_like(&h, TN_F32, p.o), *lse = harness_like(&h, TN_F32, p.lse);
     for (int in_place = 0; in_place < 2; in_place++) {
-        assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK, HARNESS_T(p.q, b->k, b->v, p.qi, b->ki, NULL, p.o, p.lse),
-                                     HARNESS_T(in_place ? p.o : o, in_place ? p.lse : lse), attrs), TN_OK);
+        assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK,
+                                     HARNESS_T(p.q, b->k, b->v, p.qi, b->ki, NULL, p.o, p.lse),
+                                     HARNESS_T(in_place ? p.o : o, in_place ? p.lse : lse), attrs),
+                         TN_OK);
         for (int64_t n = 0; n < harness_elements(o); n++)
             harness_check(in_place ? p.o : o, n, harness_get(in_place ? o : p.o, n), 1e-6);
         for (int64_t n = 0; n < harness_elements(lse); n++)
@@ -353,14 +368,17 @@ static void gradients_add_to_what_is_given(void **state)
     run_blocks(&h, &p);
     struct block *b = &p.block[0];
     const struct tn_attr attrs[] = ATTRS(p.s);
-    struct tn_tensor *dq = harness_like(&h, TN_F32, p.q), *dk = harness_like(&h, TN_F32, b->k), *dv = harness_like(&h, TN_F32, b->k);
+    struct tn_tensor *dq = harness_like(&h, TN_F32, p.q), *dk = harness_like(&h, TN_F32, b->k),
+                     *dv = harness_like(&h, TN_F32, b->k);
     harness_fill(dq, 1, 1);
     harness_fill(dk, 2, 1);
     harness_fill(dv, 3, 1);
-    struct tn_tensor *out[3] = { harness_like(&h, TN_F32, dq), harness_like(&h, TN_F32, dk), harness_like(&h, TN_F32, dk) };
+    struct tn_tensor *out[3] = { harness_like(&h, TN_F32, dq), harness_like(&h, TN_F32, dk),
+                                 harness_like(&h, TN_F32, dk) };
     assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK_DX,
                                  HARNESS_T(p.d_o, p.q, b->k, b->v, p.o, p.lse, p.qi, b->ki, p.start, dq, dk, dv),
-                                 HARNESS_T(out[0], out[1], out[2]), attrs), TN_OK);
+                                 HARNESS_T(out[0], out[1], out[2]), attrs),
+                     TN_OK);
     const struct tn_tensor *given[] = { dq, dk, dv }, *alone[] = { p.dq, b->dk, b->dv };
     for (int which = 0; which < 3; which++)
         for (int64_t n = 0; n < harness_elements(out[which]); n++)
@@ -392,14 +410,17 @@ static void what_does_not_fit_is_refused(void **state)
     struct block *b = &p.block[0];
     const struct tn_attr attrs[] = ATTRS(p.s);
     struct tn_tensor *few = harness_tensor(&h, TN_I32, 1, 7);
-    assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK, HARNESS_T(p.q, b->k, b->v, few, b->ki), HARNESS_T(p.o, p.lse), attrs),
-                     TN_UNSUPPORTED);
+    assert_int_equal(
+        HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK, HARNESS_T(p.q, b->k, b->v, few, b->ki), HARNESS_T(p.o, p.lse), attrs),
+        TN_UNSUPPORTED);
     assert_non_null(strstr(h.message, "qi and ki"));
-    assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK, HARNESS_T(p.q, b->k, b->v, p.qi, b->ki, few), HARNESS_T(p.o, p.lse), attrs),
+    assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK, HARNESS_T(p.q, b->k, b->v, p.qi, b->ki, few),
+                                 HARNESS_T(p.o, p.lse), attrs),
                      TN_UNSUPPORTED);
     assert_non_null(strstr(h.message, "start"));
-    assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK, HARNESS_T(p.q, b->k, b->v, p.qi, b->ki, NULL, p.o), HARNESS_T(p.o, p.lse),
-                                 attrs), TN_UNSUPPORTED);
+    assert_int_equal(HARNESS_RUN(&h, TN_OP_ATTENTION_BLOCK, HARNESS_T(p.q, b->k, b->v, p.qi, b->ki, NULL, p.o),
+                                 HARNESS_T(p.o, p.lse), attrs),
+                     TN_UNSUPPORTED);
     assert_non_null(strstr(h.message, "both o and lse"));
     harness_close(&h);
 }

@@ -49,7 +49,9 @@ static void parts(struct harness *h)
 /* 30 elements on ranks of 8: the last one holds 6, or these and padding; with 16 there is one rank of padding only. */
 static void flat_parts(struct harness *h)
 {
-    static const struct { int size, start; } cases[] = {
+    static const struct {
+        int size, start;
+    } cases[] = {
         { 8, 0 }, { 8, 8 }, { 8, 24 }, { 6, 24 }, { 16, 16 }, { 16, 32 }, { 0, 30 }, { 30, 0 },
     };
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
@@ -83,7 +85,8 @@ static void blocks(struct harness *h)
                 if (6 % (2 * count) == 0) {
                     struct tn_attr zigzag = TN_ATTR_I("order", TN_ORDER_ZIGZAG);
                     COMPARE(h, TN_OP_MERGE_BLOCKS, HARNESS_T(x), HARNESS_T(y), HARNESS_A(along, parts_of, zigzag), 0);
-                    COMPARE(h, TN_OP_SPLIT_BLOCKS, HARNESS_T(y), HARNESS_T(back), HARNESS_A(along, parts_of, zigzag), 0);
+                    COMPARE(h, TN_OP_SPLIT_BLOCKS, HARNESS_T(y), HARNESS_T(back), HARNESS_A(along, parts_of, zigzag),
+                            0);
                     check_same_bytes(x, back);
                 }
                 harness_clear(h);
@@ -100,8 +103,10 @@ static void zigzag(void **state)
     harness_open(&h, 1, 0);
     struct tn_tensor *x = harness_tensor(&h, TN_F32, 1, 8), *y = harness_like(&h, TN_F32, x);
     memcpy(x->data, blocks_of, sizeof blocks_of);
-    assert_int_equal(HARNESS_RUN(&h, TN_OP_MERGE_BLOCKS, HARNESS_T(x), HARNESS_T(y),
-                                 HARNESS_A(TN_ATTR_I("dim", 0), TN_ATTR_I("parts", 2), TN_ATTR_I("order", TN_ORDER_ZIGZAG))), TN_OK);
+    assert_int_equal(
+        HARNESS_RUN(&h, TN_OP_MERGE_BLOCKS, HARNESS_T(x), HARNESS_T(y),
+                    HARNESS_A(TN_ATTR_I("dim", 0), TN_ATTR_I("parts", 2), TN_ATTR_I("order", TN_ORDER_ZIGZAG))),
+        TN_OK);
     for (int n = 0; n < 8; n++)
         harness_check(y, n, n, 0);
     harness_close(&h);
@@ -135,25 +140,34 @@ static void wrong_shapes_are_refused(void **state)
                      TN_UNSUPPORTED);
     assert_int_equal(HARNESS_RUN(&h, TN_OP_SLICE, HARNESS_T(whole), HARNESS_T(part), HARNESS_A(TN_ATTR_I("dim", -1))),
                      TN_UNSUPPORTED);
-    assert_int_equal(HARNESS_RUN(&h, TN_OP_MERGE_BLOCKS, HARNESS_T(whole), HARNESS_T(whole),
-                                 HARNESS_A(dim, TN_ATTR_I("parts", 4))), TN_UNSUPPORTED);
+    assert_int_equal(
+        HARNESS_RUN(&h, TN_OP_MERGE_BLOCKS, HARNESS_T(whole), HARNESS_T(whole), HARNESS_A(dim, TN_ATTR_I("parts", 4))),
+        TN_UNSUPPORTED);
     harness_close(&h);
 }
 
-static void test_parts(void **state) { compare_everywhere_f32(parts); }
-static void test_flat_parts(void **state) { compare_everywhere_f32(flat_parts); }
-static void test_blocks(void **state) { compare_everywhere_f32(blocks); }
-static void test_large(void **state) { compare_everywhere_f32(large); }
+static void test_parts(void **state)
+{
+    compare_everywhere_f32(parts);
+}
+static void test_flat_parts(void **state)
+{
+    compare_everywhere_f32(flat_parts);
+}
+static void test_blocks(void **state)
+{
+    compare_everywhere_f32(blocks);
+}
+static void test_large(void **state)
+{
+    compare_everywhere_f32(large);
+}
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_flat_parts),
-        cmocka_unit_test(test_blocks),
-        cmocka_unit_test(zigzag),
-        cmocka_unit_test(test_large),
-        cmocka_unit_test(wrong_shapes_are_refused),
+        cmocka_unit_test(test_parts), cmocka_unit_test(test_flat_parts), cmocka_unit_test(test_blocks),
+        cmocka_unit_test(zigzag),     cmocka_unit_test(test_large),      cmocka_unit_test(wrong_shapes_are_refused),
     };
     return cmocka_run_group_tests_name("cpu_layout", tests, NULL, NULL);
 }

@@ -18,8 +18,8 @@ struct shape {
 
 /* Odd sizes, single rows and columns, a part of a vocabulary; sides and sums so long that they are cut. */
 static const struct shape shapes[] = {
-    { 1, 1, 1 }, { 1, 64, 48 }, { 5, 1, 7 }, { 3, 17, 1 }, { 16, 32, 64 }, { 33, 47, 65 }, { 7, 100, 3 },
-    { 64, 96, 130 }, { 2, 24, 25105 }, { 33, 1701, 50 }, { 41, 35, 1601 },
+    { 1, 1, 1 },   { 1, 64, 48 },   { 5, 1, 7 },      { 3, 17, 1 },     { 16, 32, 64 },   { 33, 47, 65 },
+    { 7, 100, 3 }, { 64, 96, 130 }, { 2, 24, 25105 }, { 33, 1701, 50 }, { 41, 35, 1601 },
 };
 
 /* bf16: half a unit of 8 bits, and the rounding of the output. f32: grows with the number of terms, whose order is
@@ -30,8 +30,8 @@ static double tolerance_of(uint32_t dtype, int terms)
 }
 
 /* Sum over k of a[m, k] b[k, n], by strides. */
-static double product(const struct tn_tensor *a, int64_t a_row, int64_t a_col, const struct tn_tensor *b,
-                      int64_t b_row, int64_t b_col, int64_t m, int64_t n, int64_t k_end)
+static double product(const struct tn_tensor *a, int64_t a_row, int64_t a_col, const struct tn_tensor *b, int64_t b_row,
+                      int64_t b_col, int64_t m, int64_t n, int64_t k_end)
 {
     double sum = 0;
     for (int64_t k = 0; k < k_end; k++)
@@ -58,13 +58,12 @@ static void check_linear(struct harness *h, struct shape s, uint32_t dtype, int 
     harness_fill(x, 1, 1), harness_fill(w, 2, 1), harness_fill(y, 9, 1);
     if (bias)
         harness_fill(bias, 3, 1);
-    assert_int_equal(HARNESS_RUN(h, TN_OP_LINEAR, HARNESS_T(x, w, bias), HARNESS_T(y),
-                                 HARNESS_A(TN_ATTR_I("trans", trans))), TN_OK);
+    assert_int_equal(
+        HARNESS_RUN(h, TN_OP_LINEAR, HARNESS_T(x, w, bias), HARNESS_T(y), HARNESS_A(TN_ATTR_I("trans", trans))), TN_OK);
     int64_t row = trans ? 1 : s.out, col = trans ? s.in : 1;
     for (int64_t i = 0; i < (int64_t)s.t * s.out; i += step_of((int64_t)s.t * s.out)) {
         double want = product(x, s.in, 1, w, row, col, i / s.out, i % s.out, s.in);
-        harness_check(y, i, want + (bias ? harness_get(bias, i % s.out) : 0),
-                      tolerance_of(dtype, s.in));
+        harness_check(y, i, want + (bias ? harness_get(bias, i % s.out) : 0), tolerance_of(dtype, s.in));
     }
 }
 
@@ -74,7 +73,8 @@ static void check_linear_dx(struct harness *h, struct shape s, uint32_t dtype, i
     struct tn_tensor *dx = harness_tensor(h, dtype, 2, s.t, s.in), *before = harness_like(h, dtype, dx);
     harness_fill(dy, 1, 0.3), harness_fill(w, 2, 0.3), harness_fill(dx, 3, 1), harness_fill(before, 3, 1);
     assert_int_equal(HARNESS_RUN(h, TN_OP_LINEAR_DX, HARNESS_T(dy, w, with_acc ? dx : NULL), HARNESS_T(dx),
-                                 HARNESS_A(TN_ATTR_I("trans", trans))), TN_OK);
+                                 HARNESS_A(TN_ATTR_I("trans", trans))),
+                     TN_OK);
     int64_t row = trans ? s.in : 1, col = trans ? 1 : s.out; /* of w^T as [out, in] */
     for (int64_t i = 0; i < (int64_t)s.t * s.in; i += step_of((int64_t)s.t * s.in)) {
         double want = product(dy, s.out, 1, w, row, col, i / s.in, i % s.in, s.out);
@@ -89,7 +89,8 @@ static void check_linear_dw(struct harness *h, struct shape s, uint32_t dtype, i
     struct tn_tensor *dw = weights(h, TN_F32, s, trans), *before = harness_like(h, TN_F32, dw);
     harness_fill(x, 1, 1), harness_fill(dy, 2, 1), harness_fill(dw, 3, 1), harness_fill(before, 3, 1);
     assert_int_equal(HARNESS_RUN(h, TN_OP_LINEAR_DW, HARNESS_T(x, dy, with_acc ? dw : NULL), HARNESS_T(dw),
-                                 HARNESS_A(TN_ATTR_I("trans", trans))), TN_OK);
+                                 HARNESS_A(TN_ATTR_I("trans", trans))),
+                     TN_OK);
     int64_t cols = trans ? s.in : s.out;
     for (int64_t i = 0; i < (int64_t)s.in * s.out; i += step_of((int64_t)s.in * s.out)) {
         double want = trans ? product(dy, 1, s.out, x, s.in, 1, i / cols, i % cols, s.t)
@@ -172,8 +173,8 @@ static void linear_takes_any_rank(void **state)
     struct tn_tensor *x = harness_tensor(&h, TN_F32, 3, 2, 3, 8), *w = harness_tensor(&h, TN_F32, 2, 8, 5);
     struct tn_tensor *y = harness_tensor(&h, TN_F32, 3, 2, 3, 5);
     harness_fill(x, 1, 1), harness_fill(w, 2, 1);
-    assert_int_equal(HARNESS_RUN(&h, TN_OP_LINEAR, HARNESS_T(x, w), HARNESS_T(y),
-                                 HARNESS_A(TN_ATTR_I("trans", 0))), TN_OK);
+    assert_int_equal(HARNESS_RUN(&h, TN_OP_LINEAR, HARNESS_T(x, w), HARNESS_T(y), HARNESS_A(TN_ATTR_I("trans", 0))),
+                     TN_OK);
     for (int64_t i = 0; i < 30; i++)
         harness_check(y, i, product(x, 8, 1, w, 5, 1, i / 5, i % 5, 8), 1e-5);
     harness_close(&h);
@@ -190,8 +191,7 @@ static void linear_dw_over_no_rows(void **state)
     const struct tn_attr trans = TN_ATTR_I("trans", 0);
     assert_int_equal(HARNESS_RUN(&h, TN_OP_LINEAR_DW, HARNESS_T(x, dy, dw), HARNESS_T(dw), HARNESS_A(trans)), TN_OK);
     harness_check(dw, 4, 7, 0);
-    assert_int_equal(HARNESS_RUN(&h, TN_OP_LINEAR_DW, HARNESS_T(x, dy, NULL), HARNESS_T(dw), HARNESS_A(trans)),
-                     TN_OK);
+    assert_int_equal(HARNESS_RUN(&h, TN_OP_LINEAR_DW, HARNESS_T(x, dy, NULL), HARNESS_T(dw), HARNESS_A(trans)), TN_OK);
     harness_check(dw, 4, 0, 0);
     harness_close(&h);
 }
@@ -337,10 +337,11 @@ static void launch_does_not_allocate(void **state)
     struct tn_tensor *dx = harness_like(&h, TN_F32, x);
     const struct tn_attr attrs[] = { TN_ATTR_I("head_dim", 16), TN_ATTR_I("causal", 1), TN_ATTR_I("trans", 0) };
     struct tn_kernel *forward, *backward, *linear;
-    assert_int_equal(harness_bind(&h, TN_OP_ATTENTION, HARNESS_T(x, x, x), 3, HARNESS_T(o, lse), 2, attrs, 3,
-                                  &forward), TN_OK);
+    assert_int_equal(harness_bind(&h, TN_OP_ATTENTION, HARNESS_T(x, x, x), 3, HARNESS_T(o, lse), 2, attrs, 3, &forward),
+                     TN_OK);
     assert_int_equal(harness_bind(&h, TN_OP_ATTENTION_DX, HARNESS_T(o, x, x, x, o, lse), 6, HARNESS_T(dx, dx, dx), 3,
-                                  attrs, 3, &backward), TN_OK);
+                                  attrs, 3, &backward),
+                     TN_OK);
     assert_int_equal(harness_bind(&h, TN_OP_LINEAR, HARNESS_T(x, w), 2, HARNESS_T(o), 1, attrs, 3, &linear), TN_OK);
     (void)mallocs_of(&h, forward, 1); /* OpenMP starts its threads */
     (void)mallocs_of(&h, linear, 1);

@@ -32,16 +32,18 @@ static struct tn_tensor *scalar(struct harness *h, double value)
 
 static void accumulates(struct harness *h, uint32_t dtype)
 {
-    for EACH_SIZE {
-        struct tn_tensor *x = harness_tensor(h, dtype, 1, sizes[n]), *acc = vector(h, sizes[n], 2);
-        struct tn_tensor *y = vector(h, sizes[n], 3), *copy = harness_like(h, dtype, x);
-        harness_fill(x, 1, 1);
-        COMPARE(h, TN_OP_ACCUMULATE, HARNESS_T(x), HARNESS_T(y), NO_ATTRS, 0);
-        COMPARE(h, TN_OP_ACCUMULATE, HARNESS_T(x, acc), HARNESS_T(acc), NO_ATTRS, 1e-7);
-        COMPARE(h, TN_OP_SYNC, HARNESS_T(x), HARNESS_T(copy), NO_ATTRS, 0);
-        COMPARE(h, TN_OP_SYNC, HARNESS_T(x), HARNESS_T(x), NO_ATTRS, 0);
-        harness_clear(h);
-    }
+    for
+        EACH_SIZE
+        {
+            struct tn_tensor *x = harness_tensor(h, dtype, 1, sizes[n]), *acc = vector(h, sizes[n], 2);
+            struct tn_tensor *y = vector(h, sizes[n], 3), *copy = harness_like(h, dtype, x);
+            harness_fill(x, 1, 1);
+            COMPARE(h, TN_OP_ACCUMULATE, HARNESS_T(x), HARNESS_T(y), NO_ATTRS, 0);
+            COMPARE(h, TN_OP_ACCUMULATE, HARNESS_T(x, acc), HARNESS_T(acc), NO_ATTRS, 1e-7);
+            COMPARE(h, TN_OP_SYNC, HARNESS_T(x), HARNESS_T(copy), NO_ATTRS, 0);
+            COMPARE(h, TN_OP_SYNC, HARNESS_T(x), HARNESS_T(x), NO_ATTRS, 0);
+            harness_clear(h);
+        }
 }
 
 static void sums_of_squares(struct harness *h)
@@ -50,8 +52,9 @@ static void sums_of_squares(struct harness *h)
     COMPARE(h, TN_OP_SUMSQ, HARNESS_T(vector(h, 5, 1)), HARNESS_T(s), NO_ATTRS, 1e-6);
     COMPARE(h, TN_OP_SUMSQ, HARNESS_T(vector(h, 40001, 1), vector(h, 0, 2), vector(h, 16384, 3)), HARNESS_T(s),
             NO_ATTRS, 2e-7);
-    COMPARE(h, TN_OP_SUMSQ, HARNESS_T(vector(h, 1, 1), vector(h, 2, 2), vector(h, 3, 3), vector(h, 4, 4),
-            vector(h, 5, 5), vector(h, 6, 6), vector(h, 7, 7), vector(h, 8, 8), vector(h, 9, 9), vector(h, 10, 10)),
+    COMPARE(h, TN_OP_SUMSQ,
+            HARNESS_T(vector(h, 1, 1), vector(h, 2, 2), vector(h, 3, 3), vector(h, 4, 4), vector(h, 5, 5),
+                      vector(h, 6, 6), vector(h, 7, 7), vector(h, 8, 8), vector(h, 9, 9), vector(h, 10, 10)),
             HARNESS_T(s), NO_ATTRS, 2e-7);
 }
 
@@ -62,8 +65,9 @@ static void clips(struct harness *h)
     for (size_t n = 0; n < 7; n++) {
         for (size_t i = 0; i < 4; i++) {
             struct tn_tensor *s = scalar(h, squares[n]), *c = vector(h, 4, 1);
-            assert_int_equal(HARNESS_RUN(h, TN_OP_CLIP, HARNESS_T(s), HARNESS_T(c),
-                                         HARNESS_A(TN_ATTR_F("max_norm", most[i]))), TN_OK);
+            assert_int_equal(
+                HARNESS_RUN(h, TN_OP_CLIP, HARNESS_T(s), HARNESS_T(c), HARNESS_A(TN_ATTR_F("max_norm", most[i]))),
+                TN_OK);
             double norm = sqrt(squares[n]), factor = most[i] / (norm + 1e-6);
             assert_true(harness_get(c, 2) == !isfinite(squares[n]));
             if (isfinite(squares[n])) {
@@ -81,8 +85,8 @@ struct step {
 
 static struct step step_new(struct harness *h, int n)
 {
-    struct step s = { vector(h, n, 1), vector(h, n, 2), vector(h, n, 3), vector(h, n, 4), vector(h, 4, 5),
-                      scalar(h, 1e-2), scalar(h, 1) };
+    struct step s = { vector(h, n, 1), vector(h, n, 2), vector(h, n, 3), vector(h, n, 4),
+                      vector(h, 4, 5), scalar(h, 1e-2), scalar(h, 1) };
     for (int i = 0; i < n; i++)
         harness_set(s.v, i, fabs(harness_get(s.v, i)));
     harness_set(s.c, 0, 0.7), harness_set(s.c, 2, 0);
@@ -95,15 +99,17 @@ static struct step step_new(struct harness *h, int n)
 
 static void adamw(struct harness *h)
 {
-    for EACH_SIZE {
-        struct step s = step_new(h, sizes[n]);
-        for (int t = 1; t < 5; t++) {
-            harness_set(s.t, 0, t * t * t);
-            COMPARE(h, TN_OP_ADAMW, HARNESS_T(s.p, s.m, s.v, s.g, s.c, s.lr, s.t), HARNESS_T(s.p, s.m, s.v), ADAMW,
-                    1e-6);
+    for
+        EACH_SIZE
+        {
+            struct step s = step_new(h, sizes[n]);
+            for (int t = 1; t < 5; t++) {
+                harness_set(s.t, 0, t * t * t);
+                COMPARE(h, TN_OP_ADAMW, HARNESS_T(s.p, s.m, s.v, s.g, s.c, s.lr, s.t), HARNESS_T(s.p, s.m, s.v), ADAMW,
+                        1e-6);
+            }
+            harness_clear(h);
         }
-        harness_clear(h);
-    }
 }
 
 /* From zero moments, as in a first step: p moves by lr whatever the size of g. */
@@ -119,12 +125,14 @@ static void adamw_first_step(struct harness *h)
 
 static void sgd(struct harness *h)
 {
-    for EACH_SIZE {
-        struct step s = step_new(h, sizes[n]);
-        for (int t = 0; t < 3; t++)
-            COMPARE(h, TN_OP_SGD, HARNESS_T(s.p, s.m, s.g, s.c, s.lr), HARNESS_T(s.p, s.m), SGD, 1e-6);
-        harness_clear(h);
-    }
+    for
+        EACH_SIZE
+        {
+            struct step s = step_new(h, sizes[n]);
+            for (int t = 0; t < 3; t++)
+                COMPARE(h, TN_OP_SGD, HARNESS_T(s.p, s.m, s.g, s.c, s.lr), HARNESS_T(s.p, s.m), SGD, 1e-6);
+            harness_clear(h);
+        }
 }
 
 /* A gradient that is not finite, through sumsq and clip: nothing moves. */
@@ -137,11 +145,12 @@ static void not_finite(struct harness *h)
         harness_set(s.g, 4321, bad[n]);
         struct tn_tensor *p = copied(h, TN_F32, s.p), *m = copied(h, TN_F32, s.m), *v = copied(h, TN_F32, s.v);
         assert_int_equal(HARNESS_RUN(h, TN_OP_SUMSQ, HARNESS_T(s.g), HARNESS_T(sum), NO_ATTRS), TN_OK);
-        assert_int_equal(HARNESS_RUN(h, TN_OP_CLIP, HARNESS_T(sum), HARNESS_T(s.c),
-                                     HARNESS_A(TN_ATTR_F("max_norm", 1))), TN_OK);
+        assert_int_equal(
+            HARNESS_RUN(h, TN_OP_CLIP, HARNESS_T(sum), HARNESS_T(s.c), HARNESS_A(TN_ATTR_F("max_norm", 1))), TN_OK);
         assert_true(harness_get(s.c, 2) == 1);
-        assert_int_equal(HARNESS_RUN(h, TN_OP_ADAMW, HARNESS_T(s.p, s.m, s.v, s.g, s.c, s.lr, s.t),
-                                     HARNESS_T(s.p, s.m, s.v), ADAMW), TN_OK);
+        assert_int_equal(
+            HARNESS_RUN(h, TN_OP_ADAMW, HARNESS_T(s.p, s.m, s.v, s.g, s.c, s.lr, s.t), HARNESS_T(s.p, s.m, s.v), ADAMW),
+            TN_OK);
         assert_int_equal(HARNESS_RUN(h, TN_OP_SGD, HARNESS_T(s.p, s.m, s.g, s.c, s.lr), HARNESS_T(s.p, s.m), SGD),
                          TN_OK);
         check_same_bytes(s.p, p);
@@ -158,8 +167,8 @@ static void threads_do_not_matter(void **state)
     for (int i = 0; i < 2; i++) {
         harness_open(&h[i], i ? 3 : 1, 0);
         sum[i] = scalar(&h[i], 0);
-        assert_int_equal(HARNESS_RUN(&h[i], TN_OP_SUMSQ, HARNESS_T(vector(&h[i], 200001, 1)), HARNESS_T(sum[i]),
-                                     NO_ATTRS), TN_OK);
+        assert_int_equal(
+            HARNESS_RUN(&h[i], TN_OP_SUMSQ, HARNESS_T(vector(&h[i], 200001, 1)), HARNESS_T(sum[i]), NO_ATTRS), TN_OK);
     }
     check_same_bytes(sum[0], sum[1]);
     harness_close(&h[0]);
@@ -177,13 +186,34 @@ static void not_in_place_is_refused(void **state)
     harness_close(&h);
 }
 
-static void test_accumulates(void **state) { compare_everywhere(accumulates); }
-static void test_sums_of_squares(void **state) { compare_everywhere_f32(sums_of_squares); }
-static void test_clips(void **state) { compare_everywhere_f32(clips); }
-static void test_adamw(void **state) { compare_everywhere_f32(adamw); }
-static void test_adamw_first_step(void **state) { compare_everywhere_f32(adamw_first_step); }
-static void test_sgd(void **state) { compare_everywhere_f32(sgd); }
-static void test_not_finite(void **state) { compare_everywhere_f32(not_finite); }
+static void test_accumulates(void **state)
+{
+    compare_everywhere(accumulates);
+}
+static void test_sums_of_squares(void **state)
+{
+    compare_everywhere_f32(sums_of_squares);
+}
+static void test_clips(void **state)
+{
+    compare_everywhere_f32(clips);
+}
+static void test_adamw(void **state)
+{
+    compare_everywhere_f32(adamw);
+}
+static void test_adamw_first_step(void **state)
+{
+    compare_everywhere_f32(adamw_first_step);
+}
+static void test_sgd(void **state)
+{
+    compare_everywhere_f32(sgd);
+}
+static void test_not_finite(void **state)
+{
+    compare_everywhere_f32(not_finite);
+}
 
 int main(void)
 {

@@ -26,8 +26,14 @@ static int teardown(void **state)
 
 static struct tn_settings text_settings(const char *path)
 {
-    return (struct tn_settings){ .seed = 7, .source = TN_DATA_TEXT, .path = path, .sequence = 4, .batch = 2,
-                                 .micro_batches = 1, .validation = 0, .shuffle = 0 };
+    return (struct tn_settings){ .seed = 7,
+                                 .source = TN_DATA_TEXT,
+                                 .path = path,
+                                 .sequence = 4,
+                                 .batch = 2,
+                                 .micro_batches = 1,
+                                 .validation = 0,
+                                 .shuffle = 0 };
 }
 
 /* Opens; fails the test with the problems if there are any. */
@@ -94,8 +100,8 @@ static void check_found(const char *patterns, const char *expected)
 static void test_find(void **state)
 {
     static const char *const folders[] = { "a", "a/b", "a/b/c", ".hidden", "Z" };
-    static const char *const names[] = { "a/1.h", "a/2.c", "a/b/1.h", "a/b/c/x,y.h", ".hidden/1.h", "Z/1.h", "0.h",
-                                         "a/.dot.h" };
+    static const char *const names[] = { "a/1.h",       "a/2.c", "a/b/1.h", "a/b/c/x,y.h",
+                                         ".hidden/1.h", "Z/1.h", "0.h",     "a/.dot.h" };
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
         mkdir(scratch_path(folders[i]), 0700);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -401,7 +407,8 @@ static void test_rows_do_not_depend_on_the_cut(void **state)
         for (int64_t ranks = 2; ranks <= 4; ranks++)
             for (int64_t rank = 0, rows = 12 / ranks; rank < ranks; rank++)
                 assert_int_equal(tn_data_rows(data, TN_SPLIT_TRAIN, step, rank * rows, rows, part + rank * rows * 4,
-                                              part_labels + rank * rows * 4), 0);
+                                              part_labels + rank * rows * 4),
+                                 0);
         assert_memory_equal(whole, part, sizeof whole);
         assert_memory_equal(labels, part_labels, sizeof labels);
     }
@@ -498,12 +505,23 @@ static void test_rows_from_many_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_find), T(test_find_absolute), T(test_find_unreadable), T(test_text_rows), T(test_ignore),
-        T(test_documents_of_text), T(test_documents_of_tokens),
-        T(test_refusals), T(test_vanishing),
-        T(test_validation), T(test_shuffle_is_a_permutation), T(test_shuffle_mixes),
-        T(test_rows_do_not_depend_on_the_cut), T(test_shuffle_is_pinned), T(test_prefetch),
-        T(test_prefetch_passes_errors_on), T(test_rows_from_many_threads),
+        T(test_find),
+        T(test_find_absolute),
+        T(test_find_unreadable),
+        T(test_text_rows),
+        T(test_ignore),
+        T(test_documents_of_text),
+        T(test_documents_of_tokens),
+        T(test_refusals),
+        T(test_vanishing),
+        T(test_validation),
+        T(test_shuffle_is_a_permutation),
+        T(test_shuffle_mixes),
+        T(test_rows_do_not_depend_on_the_cut),
+        T(test_shuffle_is_pinned),
+        T(test_prefetch),
+        T(test_prefetch_passes_errors_on),
+        T(test_rows_from_many_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,10 +49,10 @@ static int data(const char *words)
     return result;
 }
 
-#define HAS(text, part)                                          \
-    do {                                                         \
-        if (!strstr(text, part))                                 \
-            fail_msg("'%s' is not in: %s", part, text);          \
+#define HAS(text, part)                                 \
+    do {                                                \
+        if (!strstr(text, part))                        \
+            fail_msg("'%s' is not in: %s", part, text); \
     } while (0)
 
 static void write_texts(void)
@@ -147,9 +147,20 @@ static void test_refusals(void **state)
 static void test_usage(void **state)
 {
     static const char *const wrong[] = {
-        "", "pock", "pack", "pack a", "pack -o x", "pack a -o", "pack a -o x --dtype f32",
-        "pack a -o x --documents two", "pack a -o x --end-token -1", "pack a -o x --end-token 1x",
-        "pack a -o x --bpe v", "pack a -o x --what 1", "info", "info a b",
+        "",
+        "pock",
+        "pack",
+        "pack a",
+        "pack -o x",
+        "pack a -o",
+        "pack a -o x --dtype f32",
+        "pack a -o x --documents two",
+        "pack a -o x --end-token -1",
+        "pack a -o x --end-token 1x",
+        "pack a -o x --bpe v",
+        "pack a -o x --what 1",
+        "info",
+        "info a b",
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         assert_int_equal(data(wrong[i]), 2);
@@ -174,8 +185,9 @@ static void test_bpe(void **state)
         print_message("skipped: no GPT-2 vocabulary at %s\n", vocabulary);
         skip();
     }
-    static const char *const pieces[] = { "the cat ", "\n\n", "  ", "didn't", " \xE3\x80\x80\n", "1234", "\xFF",
-                                          "-- " };
+    static const char *const pieces[] = {
+        "the cat ", "\n\n", "  ", "didn't", " \xE3\x80\x80\n", "1234", "\xFF", "-- "
+    };
     size_t room = 3 << 20, length = 0;
     char *text = malloc(room + 16);
     for (uint32_t seed = 7; length < room;) {

@@ -24,7 +24,9 @@ static void note(const char *what, const char *name)
 
 /* the device */
 
-struct tn_kernel { char name[32]; };
+struct tn_kernel {
+    char name[32];
+};
 static const char *missing_kernel = "", *failing_kernel = "";
 
 static tn_status supports(void *self, const struct tn_op_desc *op)
@@ -47,7 +49,7 @@ static tn_status bind(void *self, const struct tn_op_desc *op, void *scratch, st
         assert_true(!t || (t->data && (uintptr_t)t->data % 64 == 0));
     }
     *kernel = calloc(1, sizeof **kernel);
-    snprintf((*kernel)->name, sizeof (*kernel)->name, "%s", op->name);
+    snprintf((*kernel)->name, sizeof(*kernel)->name, "%s", op->name);
     live_kernels++;
     return TN_OK;
 }
@@ -71,14 +73,24 @@ static tn_status queue_sync(void *self, struct tn_queue *queue)
 }
 
 static const struct tn_device device = {
-    .struct_size = sizeof device, .supports = supports, .workspace = workspace, .bind = bind,
-    .kernel_destroy = kernel_destroy, .launch = launch, .queue_sync = queue_sync,
+    .struct_size = sizeof device,
+    .supports = supports,
+    .workspace = workspace,
+    .bind = bind,
+    .kernel_destroy = kernel_destroy,
+    .launch = launch,
+    .queue_sync = queue_sync,
 };
 
 /* the backend */
 
-struct tn_comm { int32_t missing; };
-struct tn_request { char name[32]; int tests; };
+struct tn_comm {
+    int32_t missing;
+};
+struct tn_request {
+    char name[32];
+    int tests;
+};
 static struct tn_request requests[32];
 static uint32_t n_requests;
 static tn_status start_status, wait_status; /* of every operation */
@@ -94,8 +106,8 @@ static tn_status started(const char *name, uint64_t count, struct tn_request **r
     return start_status;
 }
 
-static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, uint32_t red,
-                            struct tn_queue *q, struct tn_request **r)
+static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                            uint32_t red, struct tn_queue *q, struct tn_request **r)
 {
     return started("all_reduce", count, r);
 }
@@ -106,8 +118,8 @@ static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uin
     return started("all_gather", count, r);
 }
 
-static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype, uint32_t red,
-                                struct tn_queue *q, struct tn_request **r)
+static tn_status reduce_scatter(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
+                                uint32_t red, struct tn_queue *q, struct tn_request **r)
 {
     return started("reduce_scatter", count, r);
 }
@@ -151,8 +163,14 @@ static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
 }
 
 static const struct tn_collective backend = {
-    .struct_size = sizeof backend, .all_reduce = all_reduce, .all_gather = all_gather, .reduce_scatter = reduce_scatter,
-    .test = test, .wait = wait_for, .progress = progress, .last_error = last_error,
+    .struct_size = sizeof backend,
+    .all_reduce = all_reduce,
+    .all_gather = all_gather,
+    .reduce_scatter = reduce_scatter,
+    .test = test,
+    .wait = wait_for,
+    .progress = progress,
+    .last_error = last_error,
 };
 
 /* a program, bound */
@@ -181,7 +199,9 @@ static void open_bound(struct bound *b, const char *text)
     flow_parse(&b->f, text);
     b->backend = backend;
     b->comm.missing = 1;
-    b->machine = (struct tn_machine){ .device = &device, .carrier = { { &b->backend, NULL } }, .n_carriers = 1, .mesh = &b->f.mesh, .timeout_ns = 1 };
+    b->machine = (struct tn_machine){
+        .device = &device, .carrier = { { &b->backend, NULL } }, .n_carriers = 1, .mesh = &b->f.mesh, .timeout_ns = 1
+    };
     for (int32_t axis = 0; axis < b->f.mesh.n_axes; axis++)
         b->machine.comm[axis][0] = b->machine.comm[axis][3] = b->f.mesh.axis[axis].size > 1 ? &b->comm : NULL;
     int64_t scratch = tn_exec_scratch(&b->machine, &b->f.p, b->error, sizeof b->error);
@@ -220,13 +240,15 @@ static void runs(const char *text, const char *expected)
 
 static void communication_runs_beside_what_does_not_need_it(void **state)
 {
-    runs(HEAD REDUCE "  a: f32[16] {tp: R} = gelu(x: z)\n  b: f32[8] {tp: R} = gelu(x: y)\n  c: f32[16] {tp: R} = gelu(x: a)\n",
+    runs(HEAD REDUCE
+         "  a: f32[16] {tp: R} = gelu(x: z)\n  b: f32[8] {tp: R} = gelu(x: y)\n  c: f32[16] {tp: R} = gelu(x: a)\n",
          "start all_reduce 8, gelu, progress, wait all_reduce 8, gelu, gelu, sync");
 }
 
 static void what_nobody_needs_is_waited_for_at_the_end(void **state)
 {
-    runs(HEAD REDUCE "  a: f32[16] {tp: R} = gelu(x: z)\n", "start all_reduce 8, gelu, progress, wait all_reduce 8, sync");
+    runs(HEAD REDUCE "  a: f32[16] {tp: R} = gelu(x: z)\n",
+         "start all_reduce 8, gelu, progress, wait all_reduce 8, sync");
 }
 
 /* Counts are elements a rank gives or gets; a second user waits no more. */
@@ -263,17 +285,19 @@ static void neighbours_that_wait_for_nothing_start_together(void **state)
 {
     reset();
     struct bound b;
-    open_bound(&b, "mesh tp=2\nrank tp=0\ninput x: f32[8] {tp: S0}\ninput y: f32[8] {tp: S0}\nregion forward\n"
-                   "  a: f32[8] {tp: R} = all_gather(x: x) axis=0 dim=0\n  b: f32[8] {tp: R} = all_gather(x: y) axis=0 dim=0\n"
-                   "  c: f32[8] {tp: S0} = slice(x: a) axis=0 dim=0\n  d: f32[8] {tp: R} = all_gather(x: c) axis=0 dim=0\n");
+    open_bound(
+        &b, "mesh tp=2\nrank tp=0\ninput x: f32[8] {tp: S0}\ninput y: f32[8] {tp: S0}\nregion forward\n"
+            "  a: f32[8] {tp: R} = all_gather(x: x) axis=0 dim=0\n  b: f32[8] {tp: R} = all_gather(x: y) axis=0 dim=0\n"
+            "  c: f32[8] {tp: S0} = slice(x: a) axis=0 dim=0\n  d: f32[8] {tp: R} = all_gather(x: c) axis=0 dim=0\n");
     assert_non_null(b.exec);
     tn_exec_destroy(b.exec);
     b.backend.group_start = group_start;
     b.backend.group_end = group_end;
     b.exec = tn_exec_bind(&b.machine, &b.plan, b.error, sizeof b.error);
     assert_int_equal(tn_exec_step(b.exec), TN_OK);
-    assert_string_equal(record, "group, start all_gather 4, start all_gather 4, end, wait all_gather 4, slice, progress, "
-                                "start all_gather 4, wait all_gather 4, wait all_gather 4, sync");
+    assert_string_equal(record,
+                        "group, start all_gather 4, start all_gather 4, end, wait all_gather 4, slice, progress, "
+                        "start all_gather 4, wait all_gather 4, wait all_gather 4, sync");
     close_bound(&b);
 }
 

@@ -27,12 +27,14 @@ enum { SMALL = 1024 }; /* bytes of the largest block of oneDNN's table of argume
 
 static atomic_int counting;
 static atomic_ulong calls, bytes_asked;
-static void *_Atomic culprit; /* who called first */
+static void *_Atomic culprit;   /* who called first */
 static atomic_long onednn_held; /* blocks of its tables that are not given back yet */
 static atomic_ulong onednn_calls;
 
 /* Where oneDNN and the C++ library under it are in memory; no other user of the latter is in the process. */
-static struct { uintptr_t begin, end; } onednn[2];
+static struct {
+    uintptr_t begin, end;
+} onednn[2];
 static int n_onednn;
 
 static int find_onednn(struct dl_phdr_info *info, size_t size, void *ctx)
@@ -162,20 +164,26 @@ static const struct job_case cases[] = {
     { "gpt2, one rank, two threads", 1, { "gpt.family=gpt2", "cpu.threads=2" } },
     { "gpt2, bf16, dropout", 1, { "gpt.family=gpt2", "precision.compute=bf16", "gpt.dropout=0.1" } },
     { "llama, one rank, micro-batches", 1, { "gpt.family=llama", "gpt.kv_heads=2", "data.micro_batches=4" } },
-    { "llama, bf16, q/k norm, sgd", 1,
+    { "llama, bf16, q/k norm, sgd",
+      1,
       { "gpt.family=llama", "precision.compute=bf16", "gpt.qk_norm=on", "optimizer.kind=sgd" } },
     { "llama, tp = 2", 2, { "gpt.family=llama", "gpt.kv_heads=2", "strategies.chain=tp" } },
-    { "gpt2, tp = 2, sequence parallel", 2,
+    { "gpt2, tp = 2, sequence parallel",
+      2,
       { "gpt.family=gpt2", "strategies.chain=tp", "tp.sequence_parallel=on", "data.micro_batches=2" } },
     { "gpt2, dp = 2, small buckets", 2, { "gpt.family=gpt2", "strategies.chain=dp", "dp.bucket=32K" } },
-    { "llama, bf16, fsdp = 2, micro-batches", 2,
+    { "llama, bf16, fsdp = 2, micro-batches",
+      2,
       { "gpt.family=llama", "precision.compute=bf16", "strategies.chain=fsdp", "data.micro_batches=2" } },
-    { "gpt2, activations and states in host memory", 1,
+    { "gpt2, activations and states in host memory",
+      1,
       { "gpt.family=gpt2", "strategies.chain=offload", "offload.min_size=0", "offload.optimizer=host" } },
-    { "llama, dp = 2, activations and states on disk, micro-batches", 2,
+    { "llama, dp = 2, activations and states on disk, micro-batches",
+      2,
       { "gpt.family=llama", "strategies.chain=dp, offload", "offload.min_size=0", "offload.activations=disk",
         "offload.optimizer=disk", "data.micro_batches=2", "device.disk=." } },
-    { "llama, bf16, tp = 2, dp = 2", 4,
+    { "llama, bf16, tp = 2, dp = 2",
+      4,
       { "gpt.family=llama", "precision.compute=bf16", "strategies.chain=tp, dp", "tp.size=2", "dp.size=2" } },
 };
 enum { CASES = sizeof cases / sizeof *cases };
@@ -195,10 +203,12 @@ static int judge(void)
     }
     if (who)
         dladdr(who, &where);
-    fprintf(stderr, "# %d steps (want %d); in the last %d: %lu calls, %lu bytes; the first from %s of %s; "
-            "oneDNN holds %ld\n", steps, WARM_STEPS + COUNTED_STEPS, COUNTED_STEPS, atomic_load(&calls),
-            atomic_load(&bytes_asked), where.dli_sname ? where.dli_sname : "?",
-            where.dli_fname ? where.dli_fname : "?", atomic_load(&onednn_held));
+    fprintf(stderr,
+            "# %d steps (want %d); in the last %d: %lu calls, %lu bytes; the first from %s of %s; "
+            "oneDNN holds %ld\n",
+            steps, WARM_STEPS + COUNTED_STEPS, COUNTED_STEPS, atomic_load(&calls), atomic_load(&bytes_asked),
+            where.dli_sname ? where.dli_sname : "?", where.dli_fname ? where.dli_fname : "?",
+            atomic_load(&onednn_held));
     return 1;
 }
 
@@ -230,7 +240,11 @@ static const struct job_case *at(int n)
 
 int main(int argc, char **argv)
 {
-    static const struct job_cases all = { .manifest = manifest, .n = CASES, .at = at, .train = train, .first = counts,
+    static const struct job_cases all = { .manifest = manifest,
+                                          .n = CASES,
+                                          .at = at,
+                                          .train = train,
+                                          .first = counts,
                                           .first_name = "counts",
                                           .line = "A step takes what it was given, the %dth time as the first.\n" };
     return job_cases_main(&all, argc, argv);

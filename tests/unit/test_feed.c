@@ -27,13 +27,16 @@ static void open_feed(struct fed *fed, const char *mesh, const char *micro_place
 {
     char text[1024];
     const char *index_place = strstr(micro_place, "S1z") ? "cp: S0z, dp: R" : "dp: R";
-    snprintf(text, sizeof text,
-             "%sinput start: i32[4, 8] {%s}\ninput index: i32[8] {%s}\ninput tokens: i32[4, 8] {%s}\ninput labels: i32[4, 8] {%s}\ninput positions: i32[4, 8] {%s}\n"
-             "input labels.step: i32[2, 4, 8] {%s}\ninput lr: f32[]\n"
-             "region prologue\n  n: f32[] = count_targets(labels: labels.step)\n  i: f32[] = count_targets(labels: index)\n"
-             "region forward\n  a: f32[] = count_targets(labels: tokens)\n  b: f32[] = count_targets(labels: labels)\n"
-             "  e: f32[] = count_targets(labels: start)\n  c: f32[] = count_targets(labels: positions)\n  d: f32[] = scale_by(x: c, s: lr)\n",
-             mesh, micro_place, index_place, micro_place, micro_place, micro_place, step_place);
+    snprintf(
+        text, sizeof text,
+        "%sinput start: i32[4, 8] {%s}\ninput index: i32[8] {%s}\ninput tokens: i32[4, 8] {%s}\ninput labels: i32[4, "
+        "8] {%s}\ninput positions: i32[4, 8] {%s}\n"
+        "input labels.step: i32[2, 4, 8] {%s}\ninput lr: f32[]\n"
+        "region prologue\n  n: f32[] = count_targets(labels: labels.step)\n  i: f32[] = count_targets(labels: index)\n"
+        "region forward\n  a: f32[] = count_targets(labels: tokens)\n  b: f32[] = count_targets(labels: labels)\n"
+        "  e: f32[] = count_targets(labels: start)\n  c: f32[] = count_targets(labels: positions)\n  d: f32[] = "
+        "scale_by(x: c, s: lr)\n",
+        mesh, micro_place, index_place, micro_place, micro_place, micro_place, step_place);
     flow_parse(&fed->f, text);
     tn_program_init(&fed->flat, &fed->f.mesh, fed->f.p.coord);
     tn_schedule(&fed->f.p, &fed->flat, MICRO, NULL, 0);
@@ -162,12 +165,9 @@ static void scalars_go_by_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_rank_gets_all),
-        cmocka_unit_test(dp_cuts_each_micro_batch),
-        cmocka_unit_test(shares_may_be_unequal),
-        cmocka_unit_test(zigzag_takes_a_chunk_from_each_end),
-        cmocka_unit_test(documents_restart_positions),
-        cmocka_unit_test(scalars_go_by_name),
+        cmocka_unit_test(one_rank_gets_all),           cmocka_unit_test(dp_cuts_each_micro_batch),
+        cmocka_unit_test(shares_may_be_unequal),       cmocka_unit_test(zigzag_takes_a_chunk_from_each_end),
+        cmocka_unit_test(documents_restart_positions), cmocka_unit_test(scalars_go_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,8 +9,7 @@
 
 #include "flow.h"
 
-#define HEAD                                                                                    \
-    "input x: f32[2, 4, 8]\nparam w: f32[8, 8]\nparam b: f32[8]\nparam c: f32[8]\n"
+#define HEAD "input x: f32[2, 4, 8]\nparam w: f32[8, 8]\nparam b: f32[8]\nparam c: f32[8]\n"
 #define FORWARD HEAD "region forward\n"
 #define BACKWARD HEAD "region backward\n"
 
@@ -47,14 +46,17 @@ static void a_bias_goes_into_its_linear(void **state)
     flow_finish(&f);
     /* the product is used elsewhere, read by the host, biased already, or made by something else */
     stays(FORWARD "  y: f32[2, 4, 8] = linear(x: x, w: w)\n  z: f32[2, 4, 8] = bias_add(x: y, b: b)\n"
-                  "  q: f32[2, 4, 8] = gelu(x: y)\n", "= bias_add(x: y, b: b)");
+                  "  q: f32[2, 4, 8] = gelu(x: y)\n",
+          "= bias_add(x: y, b: b)");
     stays(FORWARD "  y: f32[2, 4, 8] flags=output = linear(x: x, w: w)\n  z: f32[2, 4, 8] = bias_add(x: y, b: b)\n",
           "= bias_add(x: y, b: b)");
     stays(FORWARD "  y: f32[2, 4, 8] = linear(x: x, w: w, bias: c)\n  z: f32[2, 4, 8] = bias_add(x: y, b: b)\n",
           "= bias_add(x: y, b: b)");
-    stays(FORWARD "  y: f32[2, 4, 8] = gelu(x: x)\n  z: f32[2, 4, 8] = bias_add(x: y, b: b)\n", "= bias_add(x: y, b: b)");
+    stays(FORWARD "  y: f32[2, 4, 8] = gelu(x: x)\n  z: f32[2, 4, 8] = bias_add(x: y, b: b)\n",
+          "= bias_add(x: y, b: b)");
     stays("input x: f32[2, 4, 8]\nparam w: f32[8, 8]\nparam b: f32[8]\n"
-          "region prologue\n  y: f32[2, 4, 8] = linear(x: x, w: w)\nregion forward\n  z: f32[2, 4, 8] = bias_add(x: y, b: b)\n",
+          "region prologue\n  y: f32[2, 4, 8] = linear(x: x, w: w)\nregion forward\n  z: f32[2, 4, 8] = bias_add(x: y, "
+          "b: b)\n",
           "= bias_add(x: y, b: b)");
 }
 
@@ -75,8 +77,8 @@ static void a_partial_product_keeps_its_reduction(void **state)
 
 static void a_norm_goes_up_into_the_sum(void **state)
 {
-    becomes(SUM "  q: f32[2, 4, 8] = gelu(x: r)\n" NORM,
-            "r: f32[2, 4, 8], y: f32[2, 4, 8], m: f32[2, 4], s: f32[2, 4] = add_layernorm(a: x, b: e, w: b, bias: c) eps=1e-05");
+    becomes(SUM "  q: f32[2, 4, 8] = gelu(x: r)\n" NORM, "r: f32[2, 4, 8], y: f32[2, 4, 8], m: f32[2, 4], s: f32[2, 4] "
+                                                         "= add_layernorm(a: x, b: e, w: b, bias: c) eps=1e-05");
     becomes(SUM "  y: f32[2, 4, 8], s: f32[2, 4] = rmsnorm(x: r, w: b) eps=1e-05 group=0\n",
             "r: f32[2, 4, 8], y: f32[2, 4, 8], s: f32[2, 4] = add_rmsnorm(a: x, b: e, w: b) eps=1e-05 group=0");
     struct flow f;
@@ -86,36 +88,49 @@ static void a_norm_goes_up_into_the_sum(void **state)
     flow_finish(&f);
     stays(FORWARD "  r: f32[2, 4, 8] = gelu(x: x)\n" NORM, "= layernorm(x: r, ");
     stays(SUM "  b2: f32[8] = gelu(x: b)\n" /* not there yet when the sum is made */
-              "  y: f32[2, 4, 8], m: f32[2, 4], s: f32[2, 4] = layernorm(x: r, w: b2, b: c) eps=1e-05\n", "= layernorm(x: r, ");
-    stays("input x: f32[2, 4, 8]\nparam b: f32[8]\nparam c: f32[8]\nregion prologue\n  r: f32[2, 4, 8] = add(a: x, b: x)\n"
-          "region forward\n" NORM, "= layernorm(x: r, ");
+              "  y: f32[2, 4, 8], m: f32[2, 4], s: f32[2, 4] = layernorm(x: r, w: b2, b: c) eps=1e-05\n",
+          "= layernorm(x: r, ");
+    stays("input x: f32[2, 4, 8]\nparam b: f32[8]\nparam c: f32[8]\nregion prologue\n  r: f32[2, 4, 8] = add(a: x, b: "
+          "x)\n"
+          "region forward\n" NORM,
+          "= layernorm(x: r, ");
 }
 
 #define STATS "input m: f32[2, 4]\ninput s: f32[2, 4]\n" BACKWARD "  g: f32[2, 4, 8] = gelu(x: x)\n"
 
 static void a_residual_gradient_goes_into_the_norms(void **state)
 {
-    becomes(STATS "  d: f32[2, 4, 8] = layernorm_dx(dy: x, x: x, w: b, mean: m, rstd: s)\n  t: f32[2, 4, 8] = add(a: g, b: d)\n",
-            "t: f32[2, 4, 8] = layernorm_dx(dy: x, x: x, w: b, mean: m, rstd: s, res: g)");
-    becomes(STATS "  d: f32[2, 4, 8] = rmsnorm_dx(dy: x, x: x, w: b, rstd: s) group=0\n  t: f32[2, 4, 8] = add(a: d, b: g)\n",
+    becomes(
+        STATS
+        "  d: f32[2, 4, 8] = layernorm_dx(dy: x, x: x, w: b, mean: m, rstd: s)\n  t: f32[2, 4, 8] = add(a: g, b: d)\n",
+        "t: f32[2, 4, 8] = layernorm_dx(dy: x, x: x, w: b, mean: m, rstd: s, res: g)");
+    becomes(STATS
+            "  d: f32[2, 4, 8] = rmsnorm_dx(dy: x, x: x, w: b, rstd: s) group=0\n  t: f32[2, 4, 8] = add(a: d, b: g)\n",
             "t: f32[2, 4, 8] = rmsnorm_dx(dy: x, x: x, w: b, rstd: s, res: g) group=0");
-    stays(STATS "  d: f32[2, 4, 8] = rmsnorm_dx(dy: x, x: x, w: b, rstd: s) group=0\n  t: f32[2, 4, 8] = add(a: d, b: g)\n"
-                "  u: f32[2, 4, 8] = gelu(x: d)\n", "t: f32[2, 4, 8] = add(a: d, b: g)");
+    stays(STATS
+          "  d: f32[2, 4, 8] = rmsnorm_dx(dy: x, x: x, w: b, rstd: s) group=0\n  t: f32[2, 4, 8] = add(a: d, b: g)\n"
+          "  u: f32[2, 4, 8] = gelu(x: d)\n",
+          "t: f32[2, 4, 8] = add(a: d, b: g)");
 }
 
 static void a_sum_of_products_accumulates_in_place(void **state)
 {
     becomes(BACKWARD "  g: f32[2, 4, 8] = linear_dx(dy: x, w: w)\n  d: f32[2, 4, 8] = linear_dx(dy: x, w: w) trans=1\n"
-                     "  t: f32[2, 4, 8] = add(a: g, b: d)\n", "linear_dx(dy: x, w: w, acc: ");
+                     "  t: f32[2, 4, 8] = add(a: g, b: d)\n",
+            "linear_dx(dy: x, w: w, acc: ");
     /* the other term is needed later, read by the host, or nobody's to write on */
     stays(BACKWARD "  g: f32[2, 4, 8] = gelu(x: x)\n  d: f32[2, 4, 8] = linear_dx(dy: x, w: w)\n"
-                   "  t: f32[2, 4, 8] = add(a: g, b: d)\n  u: f32[2, 4, 8] = gelu(x: g)\n", "= add(a: g, b: d)");
+                   "  t: f32[2, 4, 8] = add(a: g, b: d)\n  u: f32[2, 4, 8] = gelu(x: g)\n",
+          "= add(a: g, b: d)");
     stays(BACKWARD "  g: f32[2, 4, 8] flags=output = gelu(x: x)\n  d: f32[2, 4, 8] = linear_dx(dy: x, w: w)\n"
-                   "  t: f32[2, 4, 8] = add(a: g, b: d)\n", "= add(a: g, b: d)");
-    stays(BACKWARD "  d: f32[2, 4, 8] = linear_dx(dy: x, w: w)\n  t: f32[2, 4, 8] = add(a: x, b: d)\n", "= add(a: x, b: d)");
+                   "  t: f32[2, 4, 8] = add(a: g, b: d)\n",
+          "= add(a: g, b: d)");
+    stays(BACKWARD "  d: f32[2, 4, 8] = linear_dx(dy: x, w: w)\n  t: f32[2, 4, 8] = add(a: x, b: d)\n",
+          "= add(a: x, b: d)");
     /* dy itself is the other term */
     stays(BACKWARD "  g: f32[2, 4, 8] = gelu(x: x)\n  d: f32[2, 4, 8] = linear_dx(dy: g, w: w)\n"
-                   "  t: f32[2, 4, 8] = add(a: g, b: d)\n", "= add(a: g, b: d)");
+                   "  t: f32[2, 4, 8] = add(a: g, b: d)\n",
+          "= add(a: g, b: d)");
 }
 
 int main(void)

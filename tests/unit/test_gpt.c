@@ -115,7 +115,7 @@ static void strategies_find_what_they_need(void **state)
 
 static void residual_projections_start_smaller(void **state)
 {
-    open_case("gpt2", (const char *const[]){"gpt.init_std=0.5", NULL});
+    open_case("gpt2", (const char *const[]){ "gpt.init_std=0.5", NULL });
     small_job_build(&job, TN_BUILD_TRAIN);
     const struct tn_value_data *fc = value_named("transformer.h.0.mlp.c_fc.weight");
     const struct tn_value_data *proj = value_named("transformer.h.0.mlp.c_proj.weight");
@@ -128,7 +128,7 @@ static void residual_projections_start_smaller(void **state)
 
 static void logits_program_has_no_loss(void **state)
 {
-    open_case("llama", (const char *const[]){"gpt.dropout=0.1", NULL});
+    open_case("llama", (const char *const[]){ "gpt.dropout=0.1", NULL });
     small_job_build(&job, TN_BUILD_LOGITS);
     assert_int_equal(tn_value_find(&job.program, "labels"), 0);
     assert_int_equal(tn_value_find(&job.program, "loss"), 0);
@@ -141,10 +141,10 @@ static void logits_program_has_no_loss(void **state)
 
 static void dropout_streams_differ(void **state)
 {
-    open_case("gpt2", (const char *const[]){"gpt.dropout=0.1", NULL});
+    open_case("gpt2", (const char *const[]){ "gpt.dropout=0.1", NULL });
     small_job_build(&job, TN_BUILD_TRAIN);
     int64_t streams = 0;
-    for TN_EACH_OP (&job.program, op)
+    TN_EACH_OP(&job.program, op)
         if (job.program.ops[op].opcode == TN_OP_DROPOUT)
             streams |= 1 << tn_attr_i(&job.program, op, "stream", 40);
     assert_int_equal(streams, 0x1f); /* the embedding, and two in each of two layers */
@@ -160,8 +160,8 @@ static int64_t fact(const char *name)
 
 static void dimensions_follow_from_options(void **state)
 {
-    open_case("llama", (const char *const[]){"gpt.hidden=64", "gpt.mlp=auto", "gpt.kv_heads=auto",
-                                             "gpt.head_dim=auto", "gpt.positions=auto", NULL});
+    open_case("llama", (const char *const[]){ "gpt.hidden=64", "gpt.mlp=auto", "gpt.kv_heads=auto", "gpt.head_dim=auto",
+                                              "gpt.positions=auto", NULL });
     assert_int_equal(fact("mlp"), 192); /* 8/3 64 = 170.7, up to a multiple of 32 */
     assert_int_equal(fact("kv_heads"), 4);
     assert_int_equal(fact("head_dim"), 16);
@@ -169,7 +169,7 @@ static void dimensions_follow_from_options(void **state)
     assert_int_equal(fact("layers"), 2);
     assert_int_equal(fact("colour"), -7);
     small_job_close(&job);
-    open_case("gpt2", (const char *const[]){"gpt.mlp=auto", "gpt.positions=auto", NULL});
+    open_case("gpt2", (const char *const[]){ "gpt.mlp=auto", "gpt.positions=auto", NULL });
     assert_int_equal(fact("mlp"), 128);
     assert_int_equal(fact("positions"), 1024);
     small_job_close(&job);
@@ -189,15 +189,15 @@ static void problems_say_what_would_work(void **state)
     open_case("qwen", NULL);
     assert_string_equal(small_job_problems(&job), "");
     small_job_close(&job);
-    problem("llama", (const char *const[]){"gpt.kv_heads=3", NULL},
+    problem("llama", (const char *const[]){ "gpt.kv_heads=3", NULL },
             "[gpt] kv_heads: 3 does not divide heads = 4; use 2 or 4");
-    problem("llama", (const char *const[]){"gpt.heads=5", "gpt.head_dim=auto", "gpt.kv_heads=1", NULL},
+    problem("llama", (const char *const[]){ "gpt.heads=5", "gpt.head_dim=auto", "gpt.kv_heads=1", NULL },
             "[gpt] heads: 5 does not divide hidden = 32; use 4 or 8, or set head_dim");
-    problem("llama", (const char *const[]){"gpt.head_dim=7", NULL}, "[gpt] head_dim: heads are 7 wide");
-    problem("gpt2", (const char *const[]){"data.sequence=17", NULL},
+    problem("llama", (const char *const[]){ "gpt.head_dim=7", NULL }, "[gpt] head_dim: heads are 7 wide");
+    problem("gpt2", (const char *const[]){ "data.sequence=17", NULL },
             "[gpt] positions: 16 is less than the sequence of 17");
-    problem("gpt2", (const char *const[]){"gpt.qk_norm=true", NULL}, "[gpt] qk_norm: is an option of llama");
-    problem("gpt2", (const char *const[]){"gpt.qkv_bias=true", "data.sequence=17", NULL}, "[gpt] qkv_bias: ");
+    problem("gpt2", (const char *const[]){ "gpt.qk_norm=true", NULL }, "[gpt] qk_norm: is an option of llama");
+    problem("gpt2", (const char *const[]){ "gpt.qkv_bias=true", "data.sequence=17", NULL }, "[gpt] qkv_bias: ");
 }
 
 int main(int argc, char **argv)

@@ -75,11 +75,10 @@ static void test_layout(void **state)
     write_small("x", "u16");
     uint8_t *bytes = (uint8_t *)scratch_read("x.idx", &count);
     static const uint8_t expected[] = {
-        'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 8,
-        3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0,
-        3, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0,
-        0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0,
-        0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0,
+        'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0, 1, 0,  0, 0, 0, 0, 0, 0, 8, 3, 0, 0, 0, 0, 0, 0, 0,
+        4,   0,   0,   0,   0,   0,   0,   0, 3, 0, 0,  0, 2, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        0,   0,   6,   0,   0,   0,   0,   0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        1,   0,   0,   0,   0,   0,   0,   0, 2, 0, 0,  0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0,
     };
     assert_int_equal(count, sizeof expected);
     assert_memory_equal(bytes, expected, sizeof expected);
@@ -292,8 +291,8 @@ static void test_mutations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_round_trip), T(test_layout), T(test_wrong_numbers), T(test_wrong_files), T(test_runs),
-        T(test_vocabulary), T(test_write_errors), T(test_mutations),
+        T(test_round_trip), T(test_layout),     T(test_wrong_numbers), T(test_wrong_files),
+        T(test_runs),       T(test_vocabulary), T(test_write_errors),  T(test_mutations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

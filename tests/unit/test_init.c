@@ -159,12 +159,9 @@ static void ones_zeros_and_states(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parts_are_slices_of_the_whole),
-        cmocka_unit_test(slower_axes_cut_first),
-        cmocka_unit_test(unequal_parts_and_zigzag),
-        cmocka_unit_test(names_and_seeds_give_other_numbers),
-        cmocka_unit_test(numbers_have_the_moments_asked_for),
-        cmocka_unit_test(ones_zeros_and_states),
+        cmocka_unit_test(parts_are_slices_of_the_whole),      cmocka_unit_test(slower_axes_cut_first),
+        cmocka_unit_test(unequal_parts_and_zigzag),           cmocka_unit_test(names_and_seeds_give_other_numbers),
+        cmocka_unit_test(numbers_have_the_moments_asked_for), cmocka_unit_test(ones_zeros_and_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

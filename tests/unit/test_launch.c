@@ -23,12 +23,27 @@
 static const char *program;
 static char output[65536]; /* of the last run, stdout and stderr together */
 
-static const char *const variables[] = { "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                                         "MASTER_PORT", "TENON_PORT", "TENON_TOKEN", "TENON_LAUNCHER",
-                                         "TORCHELASTIC_USE_AGENT_STORE", "LAUNCH_RANK_TIMEOUT", "PMIX_NAMESPACE",
-                                         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                                         "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_JOB_ID",
-                                         "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST" };
+static const char *const variables[] = { "RANK",
+                                         "WORLD_SIZE",
+                                         "LOCAL_RANK",
+                                         "LOCAL_WORLD_SIZE",
+                                         "MASTER_ADDR",
+                                         "MASTER_PORT",
+                                         "TENON_PORT",
+                                         "TENON_TOKEN",
+                                         "TENON_LAUNCHER",
+                                         "TORCHELASTIC_USE_AGENT_STORE",
+                                         "LAUNCH_RANK_TIMEOUT",
+                                         "PMIX_NAMESPACE",
+                                         "OMPI_COMM_WORLD_RANK",
+                                         "OMPI_COMM_WORLD_SIZE",
+                                         "OMPI_COMM_WORLD_LOCAL_RANK",
+                                         "SLURM_PROCID",
+                                         "SLURM_STEP_NUM_TASKS",
+                                         "SLURM_NTASKS",
+                                         "SLURM_JOB_ID",
+                                         "SLURM_STEP_NUM_NODES",
+                                         "SLURM_STEP_NODELIST" };
 
 static int clear(void **state)
 {
@@ -168,11 +183,15 @@ static void test_other_launchers(void **state)
     } cases[] = {
         { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1", 1, "127.0.0.1", NULL },
         { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 MASTER_PORT=4000", 1, "127.0.0.1", "4000" },
-        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=7 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=n7", 1, "127.0.0.1", NULL },
+        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=7 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=n7", 1,
+          "127.0.0.1", NULL },
         { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=a,b", 1, "a", NULL },
-        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=3 SLURM_STEP_NODELIST=n[07-08],x[1,2]", 1, "n07", NULL },
-        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=r[3,5]-gpu", 1, "r3-gpu", NULL },
-        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=a,b MASTER_ADDR=c", 1, "c", NULL },
+        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=3 SLURM_STEP_NODELIST=n[07-08],x[1,2]", 1, "n07",
+          NULL },
+        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=r[3,5]-gpu", 1, "r3-gpu",
+          NULL },
+        { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=a,b MASTER_ADDR=c", 1, "c",
+          NULL },
         { "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", 0, NULL, NULL }, /* free to start ranks itself */
         { "SLURM_PROCID=0 SLURM_NTASKS=4", 0, NULL, NULL },         /* a batch script, not a step */
     };
@@ -296,7 +315,8 @@ static void test_join_fails(void **state)
 
     snprintf(line, sizeof line,
              "export WORLD_SIZE=5 MASTER_PORT=%u; RANK=0 $0 5 ok& a=$!; LAUNCH_RANK_TIMEOUT=9 RANK=2 $0 5 ok& b=$!; "
-             "wait $a; wait $b", any_port());
+             "wait $a; wait $b",
+             any_port());
     assert_int_equal(run(line), 1);
     expect("rank 0 error: after 1.0 s not all of the 5 ranks have joined at 127.0.0.1:");
     expect("missing: 1, 3-4");
@@ -304,7 +324,8 @@ static void test_join_fails(void **state)
 
     snprintf(line, sizeof line,
              "export WORLD_SIZE=2 MASTER_PORT=%u; RANK=0 $0 2 ok& a=$!; TENON_TOKEN=other RANK=1 $0 2 ok& b=$!; "
-             "wait $a; wait $b", any_port());
+             "wait $a; wait $b",
+             any_port());
     assert_int_equal(run(line), 1);
     expect("refuses rank 1: it does not accept the token; TENON_TOKEN must be the same on all ranks of a job");
 
@@ -325,7 +346,8 @@ static void test_join_server_dies(void **state)
     char line[512];
     snprintf(line, sizeof line,
              "export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%u; RANK=0 $0 2 late:1& a=$!; RANK=1 $0 2 wait& "
-             "b=$!; wait $a; wait $b", any_port());
+             "b=$!; wait $a; wait $b",
+             any_port());
     assert_int_equal(run(line), 1);
     expect("rank 0 is gone: its store at 127.0.0.1:");
 }
@@ -345,6 +367,6 @@ int main(int argc, char **argv)
     }
     program = argv[1];
     setenv("TSAN_OPTIONS", "report_thread_leaks=0 atexit_sleep_ms=0", 0); /* ranks that fail just exit */
-    alarm(100); /* a hang is a failure */
+    alarm(100);                                                           /* a hang is a failure */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

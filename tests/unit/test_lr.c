@@ -13,8 +13,9 @@ enum { STEPS = 20, WARMUP = 4 };
 
 static struct tn_settings settings_of(int64_t schedule)
 {
-    return (struct tn_settings){ .lr = 0.5, .lr_min = 0.1, .lr_schedule = schedule, .steps = STEPS, .warmup_steps = WARMUP,
-                                 .decay_share = 0.25 };
+    return (struct tn_settings){
+        .lr = 0.5, .lr_min = 0.1, .lr_schedule = schedule, .steps = STEPS, .warmup_steps = WARMUP, .decay_share = 0.25
+    };
 }
 
 static void near(double got, double want)

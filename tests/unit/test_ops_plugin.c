@@ -49,12 +49,28 @@ static void twice_cost(const struct tn_op_call *call, double *flops, double *byt
 }
 
 static const struct tn_op_definition twice = {
-    .struct_size = sizeof twice, .name = "test.twice", .ins = "x w", .outs = "y", .attrs = "!by", .alias = "0~0",
-    .doc = "A test.", .shape = twice_shape, .rows = twice_rows, .grad = twice_grad, .cost = twice_cost,
+    .struct_size = sizeof twice,
+    .name = "test.twice",
+    .ins = "x w",
+    .outs = "y",
+    .attrs = "!by",
+    .alias = "0~0",
+    .doc = "A test.",
+    .shape = twice_shape,
+    .rows = twice_rows,
+    .grad = twice_grad,
+    .cost = twice_cost,
 };
 static const struct tn_op_definition like_linear = {
-    .struct_size = sizeof like_linear, .like = TN_OP_LINEAR, .name = "test.linear", .ins = "x w bias? extra?", .outs = "y",
-    .attrs = "trans", .alias = "", .doc = "", .flags = TN_OP_COMMUNICATES,
+    .struct_size = sizeof like_linear,
+    .like = TN_OP_LINEAR,
+    .name = "test.linear",
+    .ins = "x w bias? extra?",
+    .outs = "y",
+    .attrs = "trans",
+    .alias = "",
+    .doc = "",
+    .flags = TN_OP_COMMUNICATES,
 };
 
 static uint32_t add(const struct tn_op_definition *definition)
@@ -143,8 +159,10 @@ static void others_rules_count_where_none_is_given(void **state)
 {
     struct flow f;
     add(&like_linear);
-    flow_parse(&f, "mesh tp=2\ninput x: f32[4, 8] {tp: R}\ninput e: f32[] {tp: R}\nparam w: f32[8, 6] {tp: S1}\nregion forward\n"
-                   "  y: f32[4, 6] = test.linear(x: x, w: w, bias: _, extra: e)\n");
+    flow_parse(
+        &f,
+        "mesh tp=2\ninput x: f32[4, 8] {tp: R}\ninput e: f32[] {tp: R}\nparam w: f32[8, 6] {tp: S1}\nregion forward\n"
+        "  y: f32[4, 6] = test.linear(x: x, w: w, bias: _, extra: e)\n");
     tn_resolve(&f.p);
     tn_program_verify(&f.p, "lower");
     flow_clean(&f.p);
@@ -159,11 +177,13 @@ static void gradients_are_its_own(void **state)
 {
     struct flow f;
     add(&twice);
-    flow_parse(&f, "param e: f32[6, 8]\nparam w: f32[8]\ninput tokens: i32[4] (batch)\ninput labels: i32[2, 2] (batch, sequence)\n"
-                   "param h: f32[8, 6]\ninput seen: i32[4]\nregion prologue\n  n: f32[] = count_targets(labels: labels)\n"
-                   "  loss.seed: f32[] = grad_seed(n: n)\nregion forward\n  a: f32[4, 8] = embedding(ids: tokens, w: e)\n"
-                   "  y: f32[4, 8] = test.twice(x: a, w: w)\n  z: f32[4, 6] = linear(x: y, w: h)\n"
-                   "  loss: f32[] flags=loss, lse: f32[4] = cross_entropy(logits: z, labels: seen)\n");
+    flow_parse(
+        &f,
+        "param e: f32[6, 8]\nparam w: f32[8]\ninput tokens: i32[4] (batch)\ninput labels: i32[2, 2] (batch, sequence)\n"
+        "param h: f32[8, 6]\ninput seen: i32[4]\nregion prologue\n  n: f32[] = count_targets(labels: labels)\n"
+        "  loss.seed: f32[] = grad_seed(n: n)\nregion forward\n  a: f32[4, 8] = embedding(ids: tokens, w: e)\n"
+        "  y: f32[4, 8] = test.twice(x: a, w: w)\n  z: f32[4, 6] = linear(x: y, w: h)\n"
+        "  loss: f32[] flags=loss, lse: f32[4] = cross_entropy(logits: z, labels: seen)\n");
     tn_autodiff(&f.p);
     flow_clean(&f.p);
     flow_has(&f.p, "twice.dx: f32[4, 8] grad_of=a = bias_add(x: z.dx, b: w)");

@@ -13,9 +13,9 @@
 
 static const char *const colours[] = { "red", "green", "blue", NULL };
 
-#define ROW(type, key, fallback, flags, lo, hi, choices)                                                               \
-    {                                                                                                                  \
-        sizeof(struct tn_option), TN_OPT_##type, flags, 0, key, fallback, lo, hi, choices, "Help."                     \
+#define ROW(type, key, fallback, flags, lo, hi, choices)                                           \
+    {                                                                                              \
+        sizeof(struct tn_option), TN_OPT_##type, flags, 0, key, fallback, lo, hi, choices, "Help." \
     }
 
 static const struct tn_option table[] = {
@@ -247,7 +247,7 @@ static void unknown_keys(void **state)
 static void required_keys(void **state)
 {
     static const struct tn_option rows[] = { ROW(STRING, "path", NULL, TN_OPT_REQUIRED, 0, 0, NULL),
-                                            ROW(INT, "n", NULL, TN_OPT_REQUIRED, 1, 9, NULL) };
+                                             ROW(INT, "n", NULL, TN_OPT_REQUIRED, 1, 9, NULL) };
     static const char *const sets[] = { "s.path=" };
     struct state s;
     read_rows(&s, rows, 2, sizeof *rows, sets, 1);
@@ -263,7 +263,7 @@ static void rows_of_other_sizes(void **state)
     struct later {
         struct tn_option row;
         const char *more;
-    } later[2] = {{ ROW(INT, "a", "1", 0, 0, 5, NULL), "x" }, { ROW(INT, "b", "2", 0, 0, 5, NULL), "y"} };
+    } later[2] = { { ROW(INT, "a", "1", 0, 0, 5, NULL), "x" }, { ROW(INT, "b", "2", 0, 0, 5, NULL), "y" } };
     struct state s;
     later[0].row.struct_size = later[1].row.struct_size = sizeof *later;
     read_rows(&s, &later[0].row, 2, sizeof *later, NULL, 0);
@@ -295,7 +295,7 @@ static void rows_of_other_sizes(void **state)
 static void faults_of_the_table(void **state)
 {
     struct tn_option rows[] = { ROW(INT, NULL, "1", 0, 0, 0, NULL), ROW(ENUM, "e", "x", 0, 0, 0, NULL),
-                               ROW(INT, "n", "77", 0, 0, 5, NULL), ROW(FLOAT, "f", "x", 0, 0, 0, NULL) };
+                                ROW(INT, "n", "77", 0, 0, 5, NULL), ROW(FLOAT, "f", "x", 0, 0, 0, NULL) };
     struct state s;
     rows[0].type = 99;
     read_rows(&s, rows, 4, sizeof *rows, NULL, 0);

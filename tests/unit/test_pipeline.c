@@ -71,12 +71,13 @@ static void log_message(struct flow_log *log, const struct tn_program *p, tn_op 
     const char *to = strstr(o->name, sends ? ".to" : ".at");
     assert_non_null(to);
     int length = (int)(sends ? strcspn(value, "@") : (size_t)(to - o->name));
-    snprintf(log->text[log->n++], sizeof log->text[0], "%.*s -> %d @%d", length < 60 ? length : 60, value, atoi(to + 3), o->micro);
+    snprintf(log->text[log->n++], sizeof log->text[0], "%.*s -> %d @%d", length < 60 ? length : 60, value, atoi(to + 3),
+             o->micro);
 }
 
 static void log_messages(const struct tn_program *flat, int32_t rank)
 {
-    for TN_EACH_OP (flat, op) {
+    TN_EACH_OP(flat, op) {
         const struct tn_op_data *o = &flat->ops[op];
         int64_t peer = tn_attr_i(flat, op, "peer", 0), channel = tn_attr_i(flat, op, "channel", 0);
         if (o->opcode == TN_OP_SEND)
@@ -116,8 +117,8 @@ static void check_messages(int ranks)
 
 static void describe(const struct layout *l, const char *what)
 {
-    print_error("%s, %s, %d ranks, %d chunks, %d micro-batches: %s\n", l->family, l->schedule, l->ranks, l->chunks, l->micro_batches,
-                what);
+    print_error("%s, %s, %d ranks, %d chunks, %d micro-batches: %s\n", l->family, l->schedule, l->ranks, l->chunks,
+                l->micro_batches, what);
 }
 
 static struct tn_bubble run(const struct layout *l)
@@ -150,8 +151,14 @@ static void no_schedule_blocks(void **state)
     for (size_t s = 0; s < 4; s++)
         for (int ranks = 2; ranks <= 4; ranks++)
             for (size_t m = 0; m < sizeof micro_batches / sizeof *micro_batches; m++)
-                for (int chunks = s == INTERLEAVED ? 2 : 1; chunks <= (s == INTERLEAVED ? LAYERS / ranks : 1) && chunks <= 4; chunks++) {
-                    struct layout l = { n % 2 ? "gpt2" : "llama", schedules[s], ranks, chunks, micro_batches[m], 16,
+                for (int chunks = s == INTERLEAVED ? 2 : 1;
+                     chunks <= (s == INTERLEAVED ? LAYERS / ranks : 1) && chunks <= 4; chunks++) {
+                    struct layout l = { n % 2 ? "gpt2" : "llama",
+                                        schedules[s],
+                                        ranks,
+                                        chunks,
+                                        micro_batches[m],
+                                        16,
                                         (n + 1) % 3 ? "gpt.tied=true" : "pp.layers=cost" };
                     run(&l);
                     n++;
@@ -162,7 +169,12 @@ static void no_schedule_blocks(void **state)
 static void no_schedule_blocks_where_stages_are_unequal(void **state)
 {
     for (size_t s = 0; s < 4; s++) {
-        struct layout l = { "gpt2", schedules[s], 5, s == INTERLEAVED ? 2 : 1, 7, 4096,
+        struct layout l = { "gpt2",
+                            schedules[s],
+                            5,
+                            s == INTERLEAVED ? 2 : 1,
+                            7,
+                            4096,
                             s == INTERLEAVED ? "pp.layers=1, 1, 1, 2, 1, 1, 1, 1, 2, 1" : "pp.layers=1, 5, 1, 3, 2" };
         run(&l);
     }
@@ -234,15 +246,21 @@ static tn_status walk(const char *first, const char *second, int in_order, char 
 
 #define RANK(lines) "mesh pp=2\ninput x: f32[4] {pp: R}\nregion forward\n" lines
 #define SENDS(channel) "  send(x: x) axis=0 peer=1 channel=" channel " @micro=0 @name=out\n"
-#define RECEIVES(peer, channel) "  y: f32[4] {pp: R} = recv(_) axis=0 peer=" peer " channel=" channel " @micro=0\n  z: f32[4] {pp: R} = gelu(x: y) @micro=0\n"
+#define RECEIVES(peer, channel)                                           \
+    "  y: f32[4] {pp: R} = recv(_) axis=0 peer=" peer " channel=" channel \
+    " @micro=0\n  z: f32[4] {pp: R} = gelu(x: y) @micro=0\n"
 #define ANSWERS(channel) "  send(x: x) axis=0 peer=0 channel=" channel " @micro=0 @name=back\n"
 
 static void the_walk_finds_ranks_that_wait_for_each_other(void **state)
 {
     char error[1024] = "";
-    assert_int_equal(walk(RANK(RECEIVES("1", "1") SENDS("1")), RANK(RECEIVES("0", "1") ANSWERS("1")), 0, error, sizeof error), TN_TIMEOUT);
+    assert_int_equal(
+        walk(RANK(RECEIVES("1", "1") SENDS("1")), RANK(RECEIVES("0", "1") ANSWERS("1")), 0, error, sizeof error),
+        TN_TIMEOUT);
     assert_string_equal(error, "rank 0 waits for ever for y from rank 1; rank 1 waits for ever for y from rank 0");
-    assert_int_equal(walk(RANK(SENDS("1") RECEIVES("1", "1")), RANK(ANSWERS("1") RECEIVES("0", "1")), 0, error, sizeof error), TN_OK);
+    assert_int_equal(
+        walk(RANK(SENDS("1") RECEIVES("1", "1")), RANK(ANSWERS("1") RECEIVES("0", "1")), 0, error, sizeof error),
+        TN_OK);
 }
 
 /* What is fine with two channels blocks with one, where a backend keeps the order. */
@@ -250,9 +268,11 @@ static void the_walk_knows_order_on_a_channel(void **state)
 {
     char error[1024] = "";
     for (int in_order = 0; in_order < 2; in_order++) {
-        assert_int_equal(walk(RANK(SENDS("1") RECEIVES("1", "1")), RANK(ANSWERS("1") RECEIVES("0", "1")), in_order, error, sizeof error),
+        assert_int_equal(walk(RANK(SENDS("1") RECEIVES("1", "1")), RANK(ANSWERS("1") RECEIVES("0", "1")), in_order,
+                              error, sizeof error),
                          in_order ? TN_TIMEOUT : TN_OK);
-        assert_int_equal(walk(RANK(SENDS("1") RECEIVES("1", "2")), RANK(ANSWERS("2") RECEIVES("0", "1")), in_order, error, sizeof error),
+        assert_int_equal(walk(RANK(SENDS("1") RECEIVES("1", "2")), RANK(ANSWERS("2") RECEIVES("0", "1")), in_order,
+                              error, sizeof error),
                          TN_OK);
     }
 }
@@ -262,8 +282,9 @@ static void the_walk_finds_messages_that_do_not_meet(void **state)
     char error[1024] = "";
     assert_int_equal(walk(RANK(SENDS("1")), RANK(RECEIVES("0", "2")), 0, error, sizeof error), TN_CONFLICT);
     assert_non_null(strstr(error, "message 0 between ranks 0 and 1 on channel 1 is out on rank 0 and none on rank 1"));
-    assert_int_equal(walk(RANK("  send(x: x) axis=0 peer=1 @micro=1 @name=out\n"), RANK(RECEIVES("0", "0")), 0, error, sizeof error),
-                     TN_CONFLICT);
+    assert_int_equal(
+        walk(RANK("  send(x: x) axis=0 peer=1 @micro=1 @name=out\n"), RANK(RECEIVES("0", "0")), 0, error, sizeof error),
+        TN_CONFLICT);
 }
 
 int main(void)

@@ -1,8 +1,9 @@
 /* Plan: what is live at the same time lies apart, and whoever waits waits long enough.
  *
  * The oracle runs a planned program on bytes. Each op checks that its inputs still hold what their makers wrote and
- * then writes patterns of its own; communication and copies between spaces under way may read their input and write their
- * output at any moment until they are waited for, so that nobody else may touch these. Nothing of it looks at how the plan was made. */
+ * then writes patterns of its own; communication and copies between spaces under way may read their input and write
+ * their output at any moment until they are waited for, so that nobody else may touch these. Nothing of it looks at how
+ * the plan was made. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -116,8 +117,9 @@ static void name_memory(struct oracle *o, tn_op op)
 /* v is there now: so are the views of it, and buckets with it, that were named before. */
 static void name_again(struct oracle *o, tn_value v, int64_t before)
 {
-    for TN_EACH_OP (o->p, op)
-        for (uint32_t i = 0; o->p->ops[op].order < before && tn_op_is_free(o->p->ops[op].opcode) && i < o->p->ops[op].n_in; i++)
+    TN_EACH_OP(o->p, op)
+        for (uint32_t i = 0;
+             o->p->ops[op].order < before && tn_op_is_free(o->p->ops[op].opcode) && i < o->p->ops[op].n_in; i++)
             if (o->p->ops[op].in[i] == v && !(o->p->ops[op].opcode == TN_OP_VIEW && i == 1)) {
                 name_memory(o, op);
                 name_again(o, o->p->ops[op].out[0], before);
@@ -187,7 +189,7 @@ static void check_plan(const struct tn_program *p, const struct tn_plan *plan)
         if (!p->values[v].def)
             write_new(&o, v);
     }
-    for TN_EACH_OP (p, op) {
+    TN_EACH_OP(p, op) {
         run_op(&o, op);
         for (uint32_t i = 0; i < p->ops[op].n_out; i++)
             if (p->ops[op].opcode != TN_OP_VIEW)
@@ -214,7 +216,9 @@ static void check_plan(const struct tn_program *p, const struct tn_plan *plan)
 
 /* Random programs */
 
-struct random { uint64_t key, n; };
+struct random {
+    uint64_t key, n;
+};
 
 static uint32_t below(struct random *r, uint32_t limit)
 {
@@ -232,7 +236,8 @@ struct maker {
     uint32_t n, n_away;
 };
 
-static tn_value made(struct maker *m, uint32_t opcode, const tn_value *in, uint32_t n_in, const struct tn_attr *attrs, uint32_t n)
+static tn_value made(struct maker *m, uint32_t opcode, const tn_value *in, uint32_t n_in, const struct tn_attr *attrs,
+                     uint32_t n)
 {
     char name[32];
     snprintf(name, sizeof name, "v%u", m->p.n_ops);
@@ -286,8 +291,10 @@ static void add_copy(struct maker *m, tn_value a)
     tn_value there = m->n_away ? m->away[i] : 0;
     if (there && below(&m->random, 2)) {
         remember(m, made(m, TN_OP_FETCH, &there, 1, NULL, 0));
-    } else if (there && m->p.values[there].dtype == m->p.values[a].dtype && !(m->p.values[there].flags & TN_VALUE_OUTPUT) &&
-               m->p.values[there].shape[0] == m->p.values[a].shape[0] && m->p.values[there].rank == m->p.values[a].rank) {
+    } else if (there && m->p.values[there].dtype == m->p.values[a].dtype &&
+               !(m->p.values[there].flags & TN_VALUE_OUTPUT) &&
+               m->p.values[there].shape[0] == m->p.values[a].shape[0] &&
+               m->p.values[there].rank == m->p.values[a].rank) {
         const struct tn_attr same[] = { TN_ATTR_I("space", m->p.values[there].space) };
         m->away[i] = made(m, TN_OP_OFFLOAD, (tn_value[]){ a, there }, 2, same, 1);
     } else if (m->n_away < 8) {
@@ -311,7 +318,8 @@ static void add_op(struct maker *m)
     case 3:
     case 4: remember(m, made(m, TN_OP_ALL_REDUCE, &a, 1, sum, 2)); break;
     case 5:
-        if (same && a != b && m->p.values[b].dtype == TN_F32 && m->p.values[b].def && !(m->p.values[b].flags & TN_VALUE_OUTPUT)) {
+        if (same && a != b && m->p.values[b].dtype == TN_F32 && m->p.values[b].def &&
+            !(m->p.values[b].flags & TN_VALUE_OUTPUT)) {
             remember(m, made(m, TN_OP_ACCUMULATE, (tn_value[]){ a, b }, 2, NULL, 0));
             forget(m, b); /* its memory was taken over */
         }
@@ -352,7 +360,7 @@ static void make_random(struct maker *m, uint64_t seed)
  * accumulate of a view's bucket, which the oracle would call wrong: these are left out. */
 static int takes_a_view(const struct tn_program *p)
 {
-    for TN_EACH_OP (p, op)
+    TN_EACH_OP(p, op)
         if (p->ops[op].opcode == TN_OP_ACCUMULATE && p->ops[p->values[p->ops[op].in[1]].def].opcode == TN_OP_VIEW)
             return 1;
     return 0;
@@ -393,13 +401,14 @@ static void neighbours_work_in_place_where_the_input_dies(void **state)
 {
     struct flow f;
     struct tn_plan plan;
-    planned(&f, &plan, "input x: f32[32]\n"
-                       "region forward\n"
-                       "  a: f32[32] = gelu(x: x)\n"
-                       "  b: f32[32] = gelu(x: x)\n"
-                       "  c: f32[32] = add(a: a, b: b)\n"
-                       "  d: f32[32] = add(a: b, b: c)\n"
-                       "  e: bf16[32] = cast(x: d) dtype=2\n");
+    planned(&f, &plan,
+            "input x: f32[32]\n"
+            "region forward\n"
+            "  a: f32[32] = gelu(x: x)\n"
+            "  b: f32[32] = gelu(x: x)\n"
+            "  c: f32[32] = add(a: a, b: b)\n"
+            "  d: f32[32] = add(a: b, b: c)\n"
+            "  e: bf16[32] = cast(x: d) dtype=2\n");
     assert_int_equal(at(&plan, "c"), at(&plan, "a")); /* b is still needed */
     assert_true(at(&plan, "d") == at(&plan, "b") || at(&plan, "d") == at(&plan, "c"));
     assert_int_not_equal(at(&plan, "e"), at(&plan, "d")); /* cast may not */
@@ -416,12 +425,13 @@ static void outputs_live_to_the_end_whatever_shares_their_memory(void **state)
 {
     struct flow f;
     struct tn_plan plan;
-    planned(&f, &plan, "input x: f32[32]\n"
-                       "region step\n"
-                       "  y: f32[32] flags=output = gelu(x: x)\n"
-                       "  s: f32[32] = sync(g: y)\n"
-                       "  z: f32[32] = add(a: s, b: s)\n"
-                       "  q: f32[32] flags=output = gelu(x: z)\n");
+    planned(&f, &plan,
+            "input x: f32[32]\n"
+            "region step\n"
+            "  y: f32[32] flags=output = gelu(x: x)\n"
+            "  s: f32[32] = sync(g: y)\n"
+            "  z: f32[32] = add(a: s, b: s)\n"
+            "  q: f32[32] flags=output = gelu(x: z)\n");
     tn_plan_finish(&plan);
     flow_finish(&f);
 }
@@ -431,12 +441,13 @@ static void views_are_not_taken_over(void **state)
 {
     struct flow f;
     struct tn_plan plan;
-    planned(&f, &plan, "input x: bf16[24]\n"
-                       "region step\n"
-                       "  a: bf16[8] = view(x: x, like: x) offset=0\n"
-                       "  p: bf16[24] = gelu(x: x)\n"
-                       "  v: bf16[20] = view(x: p, like: x) offset=4\n"
-                       "  y: bf16[20] flags=output = add(a: v, b: v)\n");
+    planned(&f, &plan,
+            "input x: bf16[24]\n"
+            "region step\n"
+            "  a: bf16[8] = view(x: x, like: x) offset=0\n"
+            "  p: bf16[24] = gelu(x: x)\n"
+            "  v: bf16[20] = view(x: p, like: x) offset=4\n"
+            "  y: bf16[20] flags=output = add(a: v, b: v)\n");
     assert_int_not_equal(at(&plan, "y"), at(&plan, "p"));
     tn_plan_finish(&plan);
     flow_finish(&f);
@@ -447,13 +458,14 @@ static void buckets_keep_others_aligned(void **state)
 {
     struct flow f;
     struct tn_plan plan;
-    planned(&f, &plan, "input x: bf16[16]\n"
-                       "input z: f32[2]\n"
-                       "region step\n"
-                       "  a: bf16[16] = gelu(x: x)\n"
-                       "  p: bf16[16] flags=output = pack(x: a)\n"
-                       "  b: f32[2] flags=output = gelu(x: z)\n"
-                       "  c: bf16[16] flags=output = add(a: p, b: p)\n");
+    planned(&f, &plan,
+            "input x: bf16[16]\n"
+            "input z: f32[2]\n"
+            "region step\n"
+            "  a: bf16[16] = gelu(x: x)\n"
+            "  p: bf16[16] flags=output = pack(x: a)\n"
+            "  b: f32[2] flags=output = gelu(x: z)\n"
+            "  c: bf16[16] flags=output = add(a: p, b: p)\n");
     for (tn_value v = 1; v <= f.p.n_values; v++)
         assert_int_equal(plan.offset[v] % 64, 0);
     tn_plan_finish(&plan);
@@ -469,7 +481,8 @@ static void params_lie_alike_in_all_programs(void **state)
     struct flow f, g;
     struct tn_plan first, second;
     char text[2048];
-    snprintf(text, sizeof text, "%sinput x: f32[40]\nregion forward\n  y: f32[40] flags=output = add(a: x, b: b)\n", persistent);
+    snprintf(text, sizeof text, "%sinput x: f32[40]\nregion forward\n  y: f32[40] flags=output = add(a: x, b: b)\n",
+             persistent);
     planned(&f, &first, text);
     flow_parse(&g, "param b: f32[40]\n" /* another order, and no state */
                    "param a: f32[5]\n"
@@ -501,16 +514,17 @@ static void communication_is_waited_for_at_first_use(void **state)
 {
     struct flow f;
     struct tn_plan plan;
-    planned(&f, &plan, "mesh tp=2\n"
-                       "input x: f32[32] {tp: R}\n"
-                       "region forward\n"
-                       "  a: f32[32] {tp: P} = gelu(x: x)\n"
-                       "  s: f32[64] {tp: R} = all_gather(x: a) axis=0 dim=0\n"
-                       "  i: f32[32] {tp: R} = gelu(x: x)\n" /* needs nothing of it */
-                       "  w: f32[32] {tp: R} = add(a: a, b: a)\n" /* would write what the gather reads, if in place */
-                       "  t: f32[64] {tp: R} = gelu(x: s)\n"
-                       "  u: f32[64] {tp: R} = all_reduce(x: t) axis=0 red=0\n"
-                       "  q: f32[32] {tp: R} flags=output = add(a: i, b: w)\n");
+    planned(&f, &plan,
+            "mesh tp=2\n"
+            "input x: f32[32] {tp: R}\n"
+            "region forward\n"
+            "  a: f32[32] {tp: P} = gelu(x: x)\n"
+            "  s: f32[64] {tp: R} = all_gather(x: a) axis=0 dim=0\n"
+            "  i: f32[32] {tp: R} = gelu(x: x)\n"      /* needs nothing of it */
+            "  w: f32[32] {tp: R} = add(a: a, b: a)\n" /* would write what the gather reads, if in place */
+            "  t: f32[64] {tp: R} = gelu(x: s)\n"
+            "  u: f32[64] {tp: R} = all_reduce(x: t) axis=0 red=0\n"
+            "  q: f32[32] {tp: R} flags=output = add(a: i, b: w)\n");
     assert_int_equal(waits_before(&plan, "i"), 0);
     assert_int_equal(waits_before(&plan, "w") + waits_before(&plan, "t"), 1);
     assert_int_equal(waits_before(&plan, "q"), 0);
@@ -569,13 +583,15 @@ static void a_copy_is_not_kept_long_after_its_last_use(void **state)
     char text[4096];
     struct flow f;
     struct tn_plan plan;
-    int n = snprintf(text, sizeof text, "input x: f32[1024]\nregion forward\n  a: f32[1024] = gelu(x: x)\n"
-                                        "  a.away: f32[1024] space=host = offload(x: a, into: _) space=1\n"
-                                        "  b0: f32[1024] = gelu(x: a)\n");
+    int n = snprintf(text, sizeof text,
+                     "input x: f32[1024]\nregion forward\n  a: f32[1024] = gelu(x: x)\n"
+                     "  a.away: f32[1024] space=host = offload(x: a, into: _) space=1\n"
+                     "  b0: f32[1024] = gelu(x: a)\n");
     for (int i = 1; i < 40; i++)
         n += snprintf(text + n, sizeof text - (size_t)n, "  b%d: f32[1024] = gelu(x: b%d)\n", i, i - 1);
-    snprintf(text + n, sizeof text - (size_t)n, "  a.back: f32[1024] = fetch(x: a.away)\n"
-                                                "  y: f32[1024] flags=output = add(a: b39, b: a.back)\n");
+    snprintf(text + n, sizeof text - (size_t)n,
+             "  a.back: f32[1024] = fetch(x: a.away)\n"
+             "  y: f32[1024] flags=output = add(a: b39, b: a.back)\n");
     planned(&f, &plan, text);
     int waits = 0;
     for (int i = 0; i < 39; i++) {
@@ -591,16 +607,22 @@ static void a_copy_is_not_kept_long_after_its_last_use(void **state)
 /* Asked by a strategy, the plan could not hold these. */
 static void packs_of_what_cannot_be_moved_are_refused(void **state)
 {
-    static const struct { const char *in, *why; } cases[] = {
-        { "w, a", "w cannot be packed: no op makes it" }, { "a, a", "a cannot be packed: it is packed twice" },
-        { "a, v", "v cannot be packed: it is a view" }, { "a, h", "h cannot be packed: its dtype" },
+    static const struct {
+        const char *in, *why;
+    } cases[] = {
+        { "w, a", "w cannot be packed: no op makes it" },
+        { "a, a", "a cannot be packed: it is packed twice" },
+        { "a, v", "v cannot be packed: it is a view" },
+        { "a, h", "h cannot be packed: its dtype" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct flow f;
         char text[512];
-        snprintf(text, sizeof text, "param w: f32[16]\nregion step\n  a: f32[16] = gelu(x: w)\n"
-                                    "  v: f32[16] = view(x: a, like: a) offset=0\n  h: bf16[16] = cast(x: a) dtype=2\n"
-                                    "  p: f32[32] = pack(%s)\n", cases[i].in);
+        snprintf(text, sizeof text,
+                 "param w: f32[16]\nregion step\n  a: f32[16] = gelu(x: w)\n"
+                 "  v: f32[16] = view(x: a, like: a) offset=0\n  h: bf16[16] = cast(x: a) dtype=2\n"
+                 "  p: f32[32] = pack(%s)\n",
+                 cases[i].in);
         flow_parse(&f, text);
         tn_op op = flow_op(&f.p, "p");
         tn_op_kind(TN_OP_PACK)->shape(&f.p, op);
@@ -631,8 +653,8 @@ static void sends_wait_for_the_one_before_on_their_way(void **state)
     flow_finish(&f);
 }
 
-/* Around a ring every rank sends before it receives: a receive that waited for its own send would wait for ever. What it
- * is like is not read, and has no memory for its sake. */
+/* Around a ring every rank sends before it receives: a receive that waited for its own send would wait for ever. What
+ * it is like is not read, and has no memory for its sake. */
 static void a_receive_does_not_wait_for_what_it_is_like(void **state)
 {
     struct flow f;

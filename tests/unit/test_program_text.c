@@ -123,7 +123,7 @@ static void same_program(const struct tn_program *p, const struct tn_program *q)
     for (tn_value v = 1; v <= p->n_values; v++)
         same_value(p, q, tn_val(p, v));
     tn_op b = q->first;
-    for TN_EACH_OP(p, op) {
+    TN_EACH_OP(p, op) {
         assert_int_not_equal(b, 0);
         same_op(p, q, tn_opd(p, op), tn_opd(q, b));
         b = tn_opd(q, b)->next;

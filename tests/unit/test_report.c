@@ -27,9 +27,16 @@ static int teardown(void **state)
 
 static struct tn_step_report step_report(int64_t step, int64_t steps)
 {
-    return (struct tn_step_report){ .step = step, .steps = steps, .loss = 5.5 / (double)step, .grad_norm = 1.25,
-                                    .lr = 3e-4, .tokens = 2048, .step_ms = 10.5, .tokens_per_s = 195047.6,
-                                    .mfu = -1, .mem_peak_bytes = 1 << 20 };
+    return (struct tn_step_report){ .step = step,
+                                    .steps = steps,
+                                    .loss = 5.5 / (double)step,
+                                    .grad_norm = 1.25,
+                                    .lr = 3e-4,
+                                    .tokens = 2048,
+                                    .step_ms = 10.5,
+                                    .tokens_per_s = 195047.6,
+                                    .mfu = -1,
+                                    .mem_peak_bytes = 1 << 20 };
 }
 
 struct output {
@@ -108,8 +115,8 @@ static void test_metrics(void **state)
         json_error_t error;
         json_t *object = json_loads(line, 0, &error);
         assert_non_null(object);
-        static const char *const keys[] = { "step", "loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_s",
-                                            "mfu", "mem_peak_bytes", "skipped" };
+        static const char *const keys[] = { "step",         "loss", "grad_norm",      "lr",     "tokens", "step_ms",
+                                            "tokens_per_s", "mfu",  "mem_peak_bytes", "skipped" };
         assert_int_equal(json_object_size(object), sizeof keys / sizeof *keys);
         for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
             assert_non_null(json_object_get(object, keys[i]));
@@ -228,12 +235,14 @@ static void test_safe_text(void **state)
     check_sample("", 0, "");
     check_sample("h\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80", 12, "h\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80\n");
     check_sample("\0\r\x1b\x7f", 4, BAD BAD BAD BAD "\n");
-    check_sample("\xC2\x9B" "31m", 5, BAD "31m\n");                /* C1: the one-byte escape */
-    check_sample("\xE2\x80\xAE", 3, BAD "\n");                             /* right-to-left override */
-    check_sample("\xC0\xAF", 2, BAD BAD "\n");                             /* overlong */
-    check_sample("\xED\xA0\x80", 3, BAD BAD BAD "\n");                     /* surrogate */
-    check_sample("\xF4\x90\x80\x80", 4, BAD BAD BAD BAD "\n");             /* beyond U+10FFFF */
-    check_sample("\xE2\x82", 2, BAD BAD "\n");                             /* cut short */
+    check_sample("\xC2\x9B"
+                 "31m",
+                 5, BAD "31m\n");                              /* C1: the one-byte escape */
+    check_sample("\xE2\x80\xAE", 3, BAD "\n");                 /* right-to-left override */
+    check_sample("\xC0\xAF", 2, BAD BAD "\n");                 /* overlong */
+    check_sample("\xED\xA0\x80", 3, BAD BAD BAD "\n");         /* surrogate */
+    check_sample("\xF4\x90\x80\x80", 4, BAD BAD BAD BAD "\n"); /* beyond U+10FFFF */
+    check_sample("\xE2\x82", 2, BAD BAD "\n");                 /* cut short */
 }
 
 /* On a terminal: one line redrawn, no wider than the screen, in colour unless NO_COLOR is set. */
@@ -296,8 +305,8 @@ static void test_terminal(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_plain_run), T(test_metrics), T(test_not_finite), T(test_full_disk), T(test_full_stdout),
-        T(test_metrics_refused), T(test_safe_text), T(test_terminal),
+        T(test_plain_run),   T(test_metrics),         T(test_not_finite), T(test_full_disk),
+        T(test_full_stdout), T(test_metrics_refused), T(test_safe_text),  T(test_terminal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,9 +31,9 @@ static int collectives(const struct flow *f)
            flow_count(&f->p, TN_OP_REDUCE_SCATTER, -1) + flow_count(&f->p, TN_OP_ALL_TO_ALL, -1);
 }
 
-#define MLP                                                                                              \
-    "mesh tp=2\ninput x: f32[4, 8, 16] {tp: R}\nparam up: f32[16, 32] {tp: S1}\n"                        \
-    "param down: f32[32, 16] {tp: S0}\nregion forward\n  h: f32[4, 8, 32] = linear(x: x, w: up)\n"       \
+#define MLP                                                                                        \
+    "mesh tp=2\ninput x: f32[4, 8, 16] {tp: R}\nparam up: f32[16, 32] {tp: S1}\n"                  \
+    "param down: f32[32, 16] {tp: S0}\nregion forward\n  h: f32[4, 8, 32] = linear(x: x, w: up)\n" \
     "  a: f32[4, 8, 32] = gelu(x: h)\n  y: f32[4, 8, 16] = linear(x: a, w: down)\n"
 
 static void columns_then_rows_cost_one_reduction(void **state)
@@ -118,7 +118,7 @@ static void equal_costs_go_to_fewer_collectives_and_the_earlier_row(void **state
     resolved(&f, "mesh tp=2\ninput x: f32[4, 8] {tp: S0}\ninput y: f32[4, 8] {tp: S1}\nregion forward\n"
                  "  a: f32[4, 8] = add(a: x, b: y)\n  b: f32[4, 8] = gelu(x: x)\n");
     assert_int_equal(flow_count(&f.p, TN_OP_ALL_TO_ALL, -1), 1); /* either side: n / 2; gathers of both would be 2n */
-    lies(&f, "a", 0, TN_SHARD(0));                                /* rows of dimension 0 come first */
+    lies(&f, "a", 0, TN_SHARD(0));                               /* rows of dimension 0 come first */
     lies(&f, "b", 0, TN_SHARD(0));
     flow_finish(&f);
 }

@@ -62,13 +62,14 @@ static void taken(const char *header, size_t data_bytes)
 
 static void writes_what_it_reads(void **state)
 {
-    const float matrix[] = {1, 2, 3, 4, 5, 6}, scalar = 7;
-    const int32_t ids[] = {-1, 60};
-    const int64_t matrix_shape[] = {2, 3}, ids_shape[] = {2}, none_shape[] = {0, 5};
-    const struct tn_safetensors_item items[] = {
-        {"h.0.weight", TN_F32, 2, matrix_shape, matrix}, {"scalar", TN_F32, 0, NULL, &scalar},
-        {"none \"quoted\" \xc3\xa9", TN_BF16, 2, none_shape, NULL}, {"ids", TN_I32, 1, ids_shape, ids}};
-    const char *const metadata[] = {"format", "pt", "step", "10", NULL};
+    const float matrix[] = { 1, 2, 3, 4, 5, 6 }, scalar = 7;
+    const int32_t ids[] = { -1, 60 };
+    const int64_t matrix_shape[] = { 2, 3 }, ids_shape[] = { 2 }, none_shape[] = { 0, 5 };
+    const struct tn_safetensors_item items[] = { { "h.0.weight", TN_F32, 2, matrix_shape, matrix },
+                                                 { "scalar", TN_F32, 0, NULL, &scalar },
+                                                 { "none \"quoted\" \xc3\xa9", TN_BF16, 2, none_shape, NULL },
+                                                 { "ids", TN_I32, 1, ids_shape, ids } };
+    const char *const metadata[] = { "format", "pt", "step", "10", NULL };
     assert_int_equal(tn_safetensors_write(path, items, 4, metadata, error, sizeof error), TN_OK);
 
     struct tn_safetensors *file;
@@ -101,9 +102,9 @@ static void writes_what_it_reads(void **state)
 
 static void lays_out_what_it_writes(void **state)
 {
-    const int64_t shape[] = {3};
-    const float values[] = {1, 2, 3};
-    const struct tn_safetensors_item items[] = {{"a", TN_F32, 1, shape, values}, {"b", TN_F32, 1, shape, values}};
+    const int64_t shape[] = { 3 };
+    const float values[] = { 1, 2, 3 };
+    const struct tn_safetensors_item items[] = { { "a", TN_F32, 1, shape, values }, { "b", TN_F32, 1, shape, values } };
     struct tn_buf header;
     uint64_t offsets[2], bytes;
     tn_buf_init(&header);
@@ -122,9 +123,9 @@ static void lays_out_what_it_writes(void **state)
 static void refuses_names_it_cannot_store(void **state)
 {
     const float value = 1;
-    const struct tn_safetensors_item twice[] = {{"a", TN_F32, 0, NULL, &value}, {"a", TN_F32, 0, NULL, &value}};
-    const struct tn_safetensors_item bytes = {"\xff", TN_F32, 0, NULL, &value};
-    const struct tn_safetensors_item reserved = {"__metadata__", TN_F32, 0, NULL, &value};
+    const struct tn_safetensors_item twice[] = { { "a", TN_F32, 0, NULL, &value }, { "a", TN_F32, 0, NULL, &value } };
+    const struct tn_safetensors_item bytes = { "\xff", TN_F32, 0, NULL, &value };
+    const struct tn_safetensors_item reserved = { "__metadata__", TN_F32, 0, NULL, &value };
     assert_int_equal(tn_safetensors_write(path, twice, 2, NULL, error, sizeof error), TN_INVALID);
     assert_int_equal(tn_safetensors_write(path, &bytes, 1, NULL, error, sizeof error), TN_INVALID);
     assert_int_equal(tn_safetensors_write(path, &reserved, 1, NULL, error, sizeof error), TN_INVALID);
@@ -139,10 +140,12 @@ static void takes_what_the_format_allows(void **state)
     taken("{\"s\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[0,8]}}", 8);
     taken("{\"z\":{\"dtype\":\"F32\",\"shape\":[3,0],\"data_offsets\":[0,0]}}", 0);
     taken("{\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]},"
-          "\"a\":{\"dtype\":\"BOOL\",\"shape\":[1],\"data_offsets\":[0,1]}}", 3);
+          "\"a\":{\"dtype\":\"BOOL\",\"shape\":[1],\"data_offsets\":[0,1]}}",
+          3);
     taken("{\"z\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[1,1]},"
           "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]},"
-          "\"a\":{\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 3);
+          "\"a\":{\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[0,1]}}",
+          3);
 }
 
 static void refuses_bad_headers(void **state)
@@ -156,15 +159,15 @@ static void refuses_bad_headers(void **state)
     refused("{\"__metadata__\":{\"a\":1}}", 0, "no string");
     refused("{\"__metadata__\":[]}", 0, "no object");
     refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
-            "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "uplicate");
+            "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}",
+            1, "uplicate");
     refused("{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "no dtype");
     refused("{\"a\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "unknown dtype");
     refused("{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "shape");
     refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[-1],\"data_offsets\":[0,1]}}", 1, "whole number");
     refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[1.0],\"data_offsets\":[0,1]}}", 1, "whole number");
     refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[99999999999999999999],\"data_offsets\":[0,1]}}", 1, "no valid JSON");
-    refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0,
-            "more elements");
+    refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "more elements");
     refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}", 0, "more elements");
 }
 
@@ -179,15 +182,17 @@ static void refuses_data_that_does_not_fit(void **state)
     refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 3, "3 bytes of data");
     refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3, "begins at 1");
     refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},"
-            "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3, "begins at 1");
+            "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}",
+            3, "begins at 1");
     refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},"
-            "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[3,5]}}", 5, "begins at 3");
+            "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[3,5]}}",
+            5, "begins at 3");
 }
 
 static void refuses_bad_lengths(void **state)
 {
     struct tn_safetensors *file;
-    static const uint64_t lengths[] = {0, 1, 3, 100, 100000001, UINT64_MAX, UINT64_MAX - 7};
+    static const uint64_t lengths[] = { 0, 1, 3, 100, 100000001, UINT64_MAX, UINT64_MAX - 7 };
     for (size_t n = 0; n < sizeof lengths / sizeof lengths[0]; n++) {
         write_raw(lengths[n], "{}", 2, 0);
         assert_int_equal(tn_safetensors_open(&file, path, error, sizeof error), TN_INVALID);
@@ -217,14 +222,10 @@ static void survives_a_file_cut_short(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(writes_what_it_reads),
-        cmocka_unit_test(lays_out_what_it_writes),
-        cmocka_unit_test(refuses_names_it_cannot_store),
-        cmocka_unit_test(takes_what_the_format_allows),
-        cmocka_unit_test(refuses_bad_headers),
-        cmocka_unit_test(refuses_data_that_does_not_fit),
-        cmocka_unit_test(refuses_bad_lengths),
-        cmocka_unit_test(survives_a_file_cut_short),
+        cmocka_unit_test(writes_what_it_reads),          cmocka_unit_test(lays_out_what_it_writes),
+        cmocka_unit_test(refuses_names_it_cannot_store), cmocka_unit_test(takes_what_the_format_allows),
+        cmocka_unit_test(refuses_bad_headers),           cmocka_unit_test(refuses_data_that_does_not_fit),
+        cmocka_unit_test(refuses_bad_lengths),           cmocka_unit_test(survives_a_file_cut_short),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

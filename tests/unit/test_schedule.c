@@ -15,14 +15,13 @@
 
 enum { ROWS = 2, WIDTH = 8, VOCAB = 5, TOKENS = 4 };
 
-static const char model[] =
-    "input tokens: i32[2, 4]\ninput labels: i32[2, 4]\nparam w: f32[5, 8]\nparam u: f32[8, 8]\n"
-    "region forward\n"
-    "  x: f32[2, 4, 8] = embedding(ids: tokens, w: w)\n"
-    "  y: f32[2, 4, 8] = linear(x: x, w: u)\n"
-    "  g: f32[2, 4, 8] = gelu(x: y)\n"
-    "  l: f32[2, 4, 5] = linear(x: g, w: w) trans=1\n"
-    "  loss: f32[] flags=loss, lse: f32[2, 4] = cross_entropy(logits: l, labels: labels)\n";
+static const char model[] = "input tokens: i32[2, 4]\ninput labels: i32[2, 4]\nparam w: f32[5, 8]\nparam u: f32[8, 8]\n"
+                            "region forward\n"
+                            "  x: f32[2, 4, 8] = embedding(ids: tokens, w: w)\n"
+                            "  y: f32[2, 4, 8] = linear(x: x, w: u)\n"
+                            "  g: f32[2, 4, 8] = gelu(x: y)\n"
+                            "  l: f32[2, 4, 5] = linear(x: g, w: w) trans=1\n"
+                            "  loss: f32[] flags=loss, lse: f32[2, 4] = cross_entropy(logits: l, labels: labels)\n";
 
 struct scheduled {
     struct flow f;
@@ -57,7 +56,7 @@ static void listing(const struct tn_program *p, char *text, size_t bytes)
 {
     size_t at = 0;
     text[0] = 0;
-    for TN_EACH_OP (p, op)
+    TN_EACH_OP(p, op)
         at += (size_t)snprintf(text + at, bytes - at, "%s%s", at ? " " : "", p->ops[op].name);
 }
 
@@ -86,13 +85,17 @@ static void one_micro_batch_keeps_its_names(void **state)
 static void ops_run_in_the_order_of_the_slots(void **state)
 {
     static const struct tn_slot slots[] = {
-        { sizeof *slots, TN_REGION_FORWARD, 0, 1 }, { sizeof *slots, TN_REGION_FORWARD, 0, 0 },
-        { sizeof *slots, TN_REGION_BACKWARD, 0, 0 }, { sizeof *slots, TN_REGION_BACKWARD, 0, 1 },
+        { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
+        { sizeof *slots, TN_REGION_FORWARD, 0, 0 },
+        { sizeof *slots, TN_REGION_BACKWARD, 0, 0 },
+        { sizeof *slots, TN_REGION_BACKWARD, 0, 1 },
     };
     struct scheduled s;
     scheduled(&s, 2, slots, 4);
     tn_program_renumber(&s.flat);
-    const char *const order[] = { "x@1", "loss@1", "x@0", "loss@0", "l.dx@0", "x.dw@0", "l.dx@1", "x.dw@1", "loss.mean" };
+    const char *const order[] = {
+        "x@1", "loss@1", "x@0", "loss@0", "l.dx@0", "x.dw@0", "l.dx@1", "x.dw@1", "loss.mean"
+    };
     for (size_t i = 1; i < sizeof order / sizeof *order; i++) {
         assert_true(flow_op(&s.flat, order[i]) > 0);
         assert_true(s.flat.ops[flow_op(&s.flat, order[i - 1])].order < s.flat.ops[flow_op(&s.flat, order[i])].order);
@@ -103,7 +106,7 @@ static void ops_run_in_the_order_of_the_slots(void **state)
 /* The last gradients of w and u, kept to the end of the step. */
 static void keep_gradients(struct tn_program *flat, tn_value whole[2])
 {
-    for TN_EACH_OP (flat, op) {
+    TN_EACH_OP(flat, op) {
         tn_value out = flat->ops[op].n_out ? flat->ops[op].out[0] : 0;
         if (out && flat->values[out].kind == TN_KIND_ACCUMULATOR && flat->values[out].rank == 2)
             whole[flat->values[out].shape[0] == VOCAB ? 0 : 1] = out;
@@ -155,7 +158,7 @@ static void gradients(struct scheduled *s, int32_t micro_batches, float *w, floa
 static void the_order_of_slots_does_not_change_the_gradients(void **state)
 {
     struct tn_slot slots[] = {
-        { sizeof *slots, TN_REGION_FORWARD, 0, 0 }, { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
+        { sizeof *slots, TN_REGION_FORWARD, 0, 0 },  { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
         { sizeof *slots, TN_REGION_BACKWARD, 0, 0 }, { sizeof *slots, TN_REGION_FORWARD, 0, 2 },
         { sizeof *slots, TN_REGION_BACKWARD, 0, 1 }, { sizeof *slots, TN_REGION_BACKWARD, 0, 2 },
     };
@@ -180,8 +183,10 @@ static void the_order_of_slots_does_not_change_the_gradients(void **state)
 static void impossible_slots_are_refused(void **state)
 {
     static const struct tn_slot bad[] = {
-        { sizeof *bad, TN_REGION_FORWARD, 0, 2 }, { sizeof *bad, TN_REGION_FORWARD, 0, -1 },
-        { sizeof *bad, TN_REGION_STEP, 0, 0 }, { sizeof *bad, TN_REGION_BACKWARD, -1, 0 },
+        { sizeof *bad, TN_REGION_FORWARD, 0, 2 },
+        { sizeof *bad, TN_REGION_FORWARD, 0, -1 },
+        { sizeof *bad, TN_REGION_STEP, 0, 0 },
+        { sizeof *bad, TN_REGION_BACKWARD, -1, 0 },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct scheduled s;
@@ -196,9 +201,9 @@ static void impossible_slots_are_refused(void **state)
 static void weight_gradients_may_be_put_off(void **state)
 {
     static const struct tn_slot slots[] = {
-        { sizeof *slots, TN_REGION_FORWARD, 0, 0 }, { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
+        { sizeof *slots, TN_REGION_FORWARD, 0, 0 },  { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
         { sizeof *slots, TN_REGION_BACKWARD, 0, 0 }, { sizeof *slots, TN_REGION_BACKWARD, 0, 1 },
-        { sizeof *slots, TN_REGION_WEIGHT, 0, 0 }, { sizeof *slots, TN_REGION_WEIGHT, 0, 1 },
+        { sizeof *slots, TN_REGION_WEIGHT, 0, 0 },   { sizeof *slots, TN_REGION_WEIGHT, 0, 1 },
     };
     float w[2][VOCAB * WIDTH], u[2][WIDTH * WIDTH], loss[2];
     for (int way = 0; way < 2; way++) {
@@ -226,7 +231,8 @@ static void weight_gradients_may_be_put_off(void **state)
 static void slots_that_leave_something_out_are_refused(void **state)
 {
     static const struct tn_slot slots[] = {
-        { sizeof *slots, TN_REGION_FORWARD, 0, 0 }, { sizeof *slots, TN_REGION_BACKWARD, 0, 0 },
+        { sizeof *slots, TN_REGION_FORWARD, 0, 0 },
+        { sizeof *slots, TN_REGION_BACKWARD, 0, 0 },
         { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
     };
     struct scheduled s;
@@ -242,8 +248,10 @@ static void ops_of_no_stage_run_with_the_last_slot(void **state)
     static const char two[] = "input x: f32[4]\nregion forward\n  a: f32[4] = gelu(x: x) @stage=0\n"
                               "  b: f32[4] = gelu(x: a) @stage=1\n  all: f32[4] flags=output = gelu(x: b) @stage=-1\n";
     static const struct tn_slot slots[] = {
-        { sizeof *slots, TN_REGION_FORWARD, 0, 0 }, { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
-        { sizeof *slots, TN_REGION_FORWARD, 1, 0 }, { sizeof *slots, TN_REGION_FORWARD, 1, 1 },
+        { sizeof *slots, TN_REGION_FORWARD, 0, 0 },
+        { sizeof *slots, TN_REGION_FORWARD, 0, 1 },
+        { sizeof *slots, TN_REGION_FORWARD, 1, 0 },
+        { sizeof *slots, TN_REGION_FORWARD, 1, 1 },
     };
     struct flow f;
     struct tn_program flat;

@@ -148,7 +148,10 @@ static const struct job_case *at(int n)
 
 int main(int argc, char **argv)
 {
-    static const struct job_cases all = { .manifest = manifest, .line = "What was not done %d times need not be undone.\n",
-                                          .n = CASES, .at = at, .train = train };
+    static const struct job_cases all = { .manifest = manifest,
+                                          .line = "What was not done %d times need not be undone.\n",
+                                          .n = CASES,
+                                          .at = at,
+                                          .train = train };
     return job_cases_main(&all, argc, argv);
 }

@@ -16,8 +16,8 @@ enum { LAYERS = 2 };
 static const char *golden;
 static struct small_job job;
 
-#define WITH(...) ((const char *const[]){__VA_ARGS__, NULL})
-#define SIZES(...) ((const int32_t[]){__VA_ARGS__})
+#define WITH(...) ((const char *const[]){ __VA_ARGS__, NULL })
+#define SIZES(...) ((const int32_t[]){ __VA_ARGS__ })
 
 static void open_job(const char *model, const char *const *overrides, const char *const *chain, const int32_t *sizes,
                      int32_t rank)
@@ -83,8 +83,8 @@ static tn_placement placement(const char *name, const char *axis)
 /* Beside the blocks: the embedding's sum, the loss's maximum and sums, the last norm's gradient. */
 static void tp_costs_two_reductions_a_block_each_way(void **state)
 {
-    static const char *const models[] = {"gpt2", "llama"}, *const types[] = {"precision.compute=fp32",
-                                                                            "precision.compute=bf16"};
+    static const char *const models[] = { "gpt2", "llama" }, *const types[] = { "precision.compute=fp32",
+                                                                                "precision.compute=bf16" };
     for (int m = 0; m < 4; m++) {
         compile(models[m / 2], WITH(types[m % 2]), WITH("tp"), SIZES(2), 1);
         assert_int_equal(forward(TN_OP_ALL_REDUCE), 2 * LAYERS + 3);
@@ -102,9 +102,9 @@ static void sequence_parallel_gathers_and_scatters(void **state)
     assert_int_equal(placement("layers.0.attn.norm", "tp"), TN_SHARD(1));
     assert_int_equal(placement("layers.0.attn.residual", "tp"), TN_SHARD(1));
     assert_int_equal(placement("layers.1.mlp.norm", "tp"), TN_SHARD(1));
-    assert_int_equal(forward(TN_OP_ALL_GATHER), 2 * LAYERS + 1); /* + before the head */
+    assert_int_equal(forward(TN_OP_ALL_GATHER), 2 * LAYERS + 1);     /* + before the head */
     assert_int_equal(forward(TN_OP_REDUCE_SCATTER), 2 * LAYERS + 1); /* + the embedding */
-    assert_int_equal(forward(TN_OP_ALL_REDUCE), 2); /* the loss */
+    assert_int_equal(forward(TN_OP_ALL_REDUCE), 2);                  /* the loss */
     assert_int_equal(backward(TN_OP_ALL_GATHER), 2 * LAYERS + 1);
     assert_int_equal(backward(TN_OP_REDUCE_SCATTER), 2 * LAYERS + 1);
     assert_int_equal(backward(TN_OP_ALL_REDUCE), 0);
@@ -116,7 +116,7 @@ static void sequence_parallel_gathers_and_scatters(void **state)
 static int backward_reads_a_forward_gather(void)
 {
     const struct tn_program *p = &job.program;
-    for TN_EACH_OP (p, op)
+    TN_EACH_OP(p, op)
         for (uint32_t i = 0; p->ops[op].region == TN_REGION_BACKWARD && i < p->ops[op].n_in; i++) {
             tn_op made = p->values[p->ops[op].in[i]].def;
             if (made && p->ops[made].opcode == TN_OP_MERGE_BLOCKS)
@@ -129,7 +129,7 @@ static int backward_reads_a_forward_gather(void)
 
 static void lower_gathers_again_instead_of_keeping(void **state)
 {
-    static const char *const models[] = {"gpt2", "llama"};
+    static const char *const models[] = { "gpt2", "llama" };
     for (int m = 0; m < 2; m++) {
         compile(models[m], WITH("tp.sequence_parallel=on"), WITH("tp"), SIZES(2), 0);
         int gathers = backward(TN_OP_ALL_GATHER), merges = backward(TN_OP_MERGE_BLOCKS);
@@ -146,8 +146,8 @@ static void lower_gathers_again_instead_of_keeping(void **state)
 
 static void vocabulary_is_cut_unevenly(void **state)
 {
-    static const char *const vocab[] = {"gpt.vocab=61", "gpt.vocab=50257", "gpt.vocab=64"};
-    static const int64_t rows[][2] = {{31, 30}, {25152, 25105}, {32, 32}};
+    static const char *const vocab[] = { "gpt.vocab=61", "gpt.vocab=50257", "gpt.vocab=64" };
+    static const int64_t rows[][2] = { { 31, 30 }, { 25152, 25105 }, { 32, 32 } };
     for (int n = 0; n < 3; n++)
         for (int32_t rank = 0; rank < 2; rank++) {
             open_job("gpt2", WITH(vocab[n]), WITH("tp"), SIZES(2), rank);
@@ -226,7 +226,7 @@ static int check_buckets(int64_t most_bytes)
     int members = 0;
     int64_t last = 0;
     tn_program_renumber(&job.program);
-    for TN_EACH_OP (p, op) {
+    TN_EACH_OP(p, op) {
         const struct tn_op_data *o = &p->ops[op];
         int64_t bytes = 0;
         for (uint32_t i = 0; o->opcode == TN_OP_PACK && i < o->n_in; i++) {
@@ -284,7 +284,7 @@ static void views_are_where_pack_puts_them(void **state)
     compile("gpt2", WITH("dp.bucket=16K", "gpt.hidden=36", "gpt.head_dim=9"), WITH("tp", "dp"), SIZES(2, 2), 1);
     const struct tn_program *p = &job.program;
     int views = 0;
-    for TN_EACH_OP (p, op) {
+    TN_EACH_OP(p, op) {
         const struct tn_op_data *view = &p->ops[op];
         if (view->opcode != TN_OP_VIEW)
             continue;

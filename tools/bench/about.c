@@ -112,7 +112,8 @@ void bench_about_add(json_t *about, const char *name, struct tn_job *job)
 
 json_t *bench_about(const struct bench_options *o, struct bench_world *w)
 {
-    struct card mine = { .pid = getpid(), .local_rank = w->joined.bootstrap.local_rank,
+    struct card mine = { .pid = getpid(),
+                         .local_rank = w->joined.bootstrap.local_rank,
                          .host_id = w->joined.bootstrap.host_id };
     struct card *all = w->rank == 0 ? bench_alloc((size_t)w->n * sizeof *all) : NULL;
     gethostname(mine.host, sizeof mine.host - 1);

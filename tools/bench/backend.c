@@ -7,7 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEY_BYTES = 256, ALIGNMENT = 64, SKEW = 320 /* so that send and recv do not meet in the same sets of the caches */ };
+enum {
+    KEY_BYTES = 256,
+    ALIGNMENT = 64,
+    SKEW = 320 /* so that send and recv do not meet in the same sets of the caches */
+};
 
 /* ---- loading ---- */
 
@@ -196,8 +200,9 @@ void bench_backends_start(struct bench_backends *b, struct bench_world *w)
             if (tn_job_connect_backend(backend->job.made[k], &backend->bootstrap.table, w->timeout_ns) != TN_OK)
                 bench_die(w, "%s: the ranks could not be connected: %s", backend->name,
                           tn_instance_message(tn_job_collective(backend->job.made[k])));
-        bench_must(w, backend, backend->table->comm_create(backend->self, "world", ranks, w->n, w->timeout_ns,
-                                                           &backend->comm), "group of all ranks");
+        bench_must(w, backend,
+                   backend->table->comm_create(backend->self, "world", ranks, w->n, w->timeout_ns, &backend->comm),
+                   "group of all ranks");
     }
     free(ranks);
 }

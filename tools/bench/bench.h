@@ -38,36 +38,41 @@ enum bench_op {
 };
 enum { BENCH_OUT_OF_PLACE, BENCH_IN_PLACE, BENCH_PLACES };
 enum { BENCH_COMM, BENCH_LATENCY, BENCH_BANDWIDTH };
-enum { BENCH_MOST_BACKENDS = 8, BENCH_MOST_DTYPES = 8, BENCH_MOST_RANKS = 4096,
-       BENCH_BLOCKS = 20, BENCH_MOST_ITERATIONS = 1000000 };
+enum {
+    BENCH_MOST_BACKENDS = 8,
+    BENCH_MOST_DTYPES = 8,
+    BENCH_MOST_RANKS = 4096,
+    BENCH_BLOCKS = 20,
+    BENCH_MOST_ITERATIONS = 1000000
+};
 
 /* ---- options.c ---- */
 
 struct bench_options {
-    int command;                      /* BENCH_COMM ... */
+    int command; /* BENCH_COMM ... */
     int op[BENCH_OPS], n_ops;
     uint64_t least_bytes, most_bytes, step_bytes; /* step 0: by factor */
     double factor;
-    int64_t iterations;               /* 0: as many as fit into `seconds` */
+    int64_t iterations; /* 0: as many as fit into `seconds` */
     int64_t warmups, checks;
-    double seconds;                   /* for each backend in each line */
+    double seconds; /* for each backend in each line */
     uint32_t dtype[BENCH_MOST_DTYPES], red[2];
     int n_dtypes, n_reds;
-    int32_t root;                     /* -1: each in turn */
-    int32_t ranks;                    /* 0: not given */
+    int32_t root;                             /* -1: each in turn */
+    int32_t ranks;                            /* 0: not given */
     const char *backend[BENCH_MOST_BACKENDS]; /* "shm", "verify+shm"; none: the job's */
     int n_backends;
-    char backend_text[4096];                  /* what the names point into */
-    int cold[2], n_caches;            /* lines with warm buffers, with cold ones, or both */
-    int from_heap;                    /* --memory heap */
+    char backend_text[4096]; /* what the names point into */
+    int cold[2], n_caches;   /* lines with warm buffers, with cold ones, or both */
+    int from_heap;           /* --memory heap */
     int pin;
-    double idle_seconds;              /* 0: not measured */
-    int32_t window;                   /* bandwidth: messages under way */
+    double idle_seconds; /* 0: not measured */
+    int32_t window;      /* bandwidth: messages under way */
     const char *manifest, *job;
-    double compute;                   /* --job: the modelled time of kernels is multiplied by it */
+    double compute; /* --job: the modelled time of kernels is multiplied by it */
     const char *overrides[TOOL_MOST_OVERRIDES];
     size_t n_overrides;
-    int json, csv;                    /* on stdout, in place of the table */
+    int json, csv; /* on stdout, in place of the table */
     const char *json_file, *csv_file, *svg_file;
 };
 
@@ -110,14 +115,14 @@ const char *bench_plugin_name(struct tn_arena *arena, const char *word, size_t l
 void bench_bootstrap_init(struct bench_bootstrap *boot, const struct tn_bootstrap *real, int number);
 
 struct bench_backend {
-    const char *name;                            /* "verify+shm" */
-    struct tn_job job;                           /* of nothing but this backend, its layers, and what it opens */
-    const struct tn_collective *table;           /* of the outermost layer */
+    const char *name;                  /* "verify+shm" */
+    struct tn_job job;                 /* of nothing but this backend, its layers, and what it opens */
+    const struct tn_collective *table; /* of the outermost layer */
     void *self;
     struct tn_collective_caps caps;
     struct bench_bootstrap bootstrap;
-    struct tn_comm *comm;                        /* of all ranks */
-    char *memory, *send, *recv;                  /* one piece, two buffers of `buffer_bytes` */
+    struct tn_comm *comm;       /* of all ranks */
+    char *memory, *send, *recv; /* one piece, two buffers of `buffer_bytes` */
     uint64_t buffer_bytes;
     int of_backend;
 };
@@ -150,9 +155,9 @@ struct bench_call {
     int op, place;
     uint32_t dtype, red;
     int32_t root, rank, n;
-    uint64_t bytes;  /* S: the larger of a rank's buffers */
-    uint64_t count;  /* elements per rank, as the table of collective.h counts them */
-    uint32_t seed;   /* of the values */
+    uint64_t bytes; /* S: the larger of a rank's buffers */
+    uint64_t count; /* elements per rank, as the table of collective.h counts them */
+    uint32_t seed;  /* of the values */
 };
 struct bench_buffers {
     char *send, *recv;

@@ -9,8 +9,8 @@
 
 enum { WIDTH = 720, FRAME = 360, LEFT = 70, RIGHT = 150, TOP = 44, BOTTOM = 48, MOST_CURVES = 16, NAME_BYTES = 64 };
 
-static const char *const colours[] = { "#1b6ca8", "#d1495b", "#2e8b57", "#edae49", "#6a4c93", "#00798c", "#8d6346",
-                                       "#333333" };
+static const char *const colours[] = { "#1b6ca8", "#d1495b", "#2e8b57", "#edae49",
+                                       "#6a4c93", "#00798c", "#8d6346", "#333333" };
 
 struct frame {
     const json_t *results;
@@ -129,7 +129,8 @@ static void draw_axes(const struct frame *f, FILE *out)
         char name[32];
         double x = x_at(f, pow(2, power));
         size_name(pow(2, power), name, sizeof name);
-        fprintf(out, "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\" stroke=\"#ddd\"/>\n", x, f->top + TOP, x, bottom);
+        fprintf(out, "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\" stroke=\"#ddd\"/>\n", x, f->top + TOP, x,
+                bottom);
         fprintf(out, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", x, bottom + 16, name);
     }
     fprintf(out, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"none\" stroke=\"#333\"/>\n", LEFT,

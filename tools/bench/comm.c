@@ -15,8 +15,8 @@ struct comm {
     const struct bench_options *o;
     struct bench_world *w;
     struct bench_backends *b;
-    json_t *results;     /* rank 0 */
-    uint64_t wrong;      /* of all lines, rank 0 */
+    json_t *results; /* rank 0 */
+    uint64_t wrong;  /* of all lines, rank 0 */
     /* the line under way */
     struct bench_call call;
     int cold;
@@ -37,15 +37,11 @@ static void call_once(struct comm *m, struct bench_backend *b)
     case BENCH_ALL_REDUCE:
         status = t->all_reduce(b->comm, buf.send, buf.recv, c->count, c->dtype, c->red, NULL, &r);
         break;
-    case BENCH_ALL_GATHER:
-        status = t->all_gather(b->comm, buf.send, buf.recv, c->count, c->dtype, NULL, &r);
-        break;
+    case BENCH_ALL_GATHER: status = t->all_gather(b->comm, buf.send, buf.recv, c->count, c->dtype, NULL, &r); break;
     case BENCH_REDUCE_SCATTER:
         status = t->reduce_scatter(b->comm, buf.send, buf.recv, c->count, c->dtype, c->red, NULL, &r);
         break;
-    case BENCH_ALL_TO_ALL:
-        status = t->all_to_all(b->comm, buf.send, buf.recv, c->count, c->dtype, NULL, &r);
-        break;
+    case BENCH_ALL_TO_ALL: status = t->all_to_all(b->comm, buf.send, buf.recv, c->count, c->dtype, NULL, &r); break;
     case BENCH_BROADCAST:
         status = t->broadcast(b->comm, buf.send, buf.recv, c->count, c->dtype, c->root, NULL, &r);
         break;
@@ -53,8 +49,7 @@ static void call_once(struct comm *m, struct bench_backend *b)
         bench_must(m->w, b, t->send(b->comm, buf.send, c->count, c->dtype, (c->rank + 1) % c->n, NULL, &other), name);
         status = t->recv(b->comm, buf.recv, c->count, c->dtype, (c->rank + c->n - 1) % c->n, NULL, &r);
         break;
-    default:
-        status = t->barrier(b->comm, NULL, &r);
+    default: status = t->barrier(b->comm, NULL, &r);
     }
     if (status != TN_OK)
         bench_must(m->w, b, status, name);
@@ -216,8 +211,13 @@ static void measure(struct comm *m, struct bench_line *lines)
         memset(m->b->backend[i].recv, 0, m->call.bytes);
     }
     int passes = start_ceiling(m);
-    struct bench_race race = { .ctx = m, .n = n, .n_more = passes, .warm = warm, .run = run,
-                               .iterations = m->o->iterations, .warmups = m->cold ? 0 : m->o->warmups,
+    struct bench_race race = { .ctx = m,
+                               .n = n,
+                               .n_more = passes,
+                               .warm = warm,
+                               .run = run,
+                               .iterations = m->o->iterations,
+                               .warmups = m->cold ? 0 : m->o->warmups,
                                .seconds = m->o->seconds };
     bench_race_run(m->w, &race, outcome);
     double memory = m->w->rank == 0 ? ceiling_of(m, outcome + n, passes) : 0;

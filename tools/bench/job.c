@@ -104,9 +104,16 @@ static tn_status idle_event_wait(void *self, struct tn_event *event, struct tn_q
 
 /* What the executor calls; queues, events and copies are the real device's. */
 static const struct tn_device idle_table = {
-    .struct_size = sizeof(struct tn_device), .bind = idle_bind, .kernel_destroy = idle_kernel_destroy,
-    .launch = idle_launch, .queue_sync = idle_sync, .copy = idle_copy, .event_create = idle_event_create,
-    .event_destroy = idle_event_destroy, .event_record = idle_event_record, .event_wait = idle_event_wait,
+    .struct_size = sizeof(struct tn_device),
+    .bind = idle_bind,
+    .kernel_destroy = idle_kernel_destroy,
+    .launch = idle_launch,
+    .queue_sync = idle_sync,
+    .copy = idle_copy,
+    .event_create = idle_event_create,
+    .event_destroy = idle_event_destroy,
+    .event_record = idle_event_record,
+    .event_wait = idle_event_wait,
 };
 
 /* ---- one backend: the whole job with it ---- */
@@ -240,7 +247,8 @@ static void start(struct bench_world *w, const struct bench_options *o, int whic
                                    tn_plan_away(&e->compiled.plan, TN_SPACE_DISK), error, sizeof error);
     if (status != TN_OK)
         bench_die(w, "%s: %s", e->name, error);
-    e->device = (struct idle_device){ .real = e->machine.device, .real_self = e->machine.device_self,
+    e->device = (struct idle_device){ .real = e->machine.device,
+                                      .real_self = e->machine.device_self,
                                       .cap = e->compiled.flat.n_ops + 1 };
     e->device.kernel = bench_alloc(e->device.cap * sizeof *e->device.kernel);
     struct tn_machine machine = e->machine;
@@ -323,8 +331,14 @@ static void run(void *ctx, int who, struct bench_sample *samples, size_t calls)
 
 static void race(struct replay *m, double scale, struct bench_outcome *outcome)
 {
-    struct bench_race r = { .ctx = m, .n = m->n, .n_more = scale > 0, .warm = warm, .run = run,
-                            .iterations = m->o->iterations, .warmups = m->o->warmups, .seconds = m->o->seconds };
+    struct bench_race r = { .ctx = m,
+                            .n = m->n,
+                            .n_more = scale > 0,
+                            .warm = warm,
+                            .run = run,
+                            .iterations = m->o->iterations,
+                            .warmups = m->o->warmups,
+                            .seconds = m->o->seconds };
     for (int i = 0; i < m->n; i++)
         m->entrant[i].device.scale = scale;
     bench_race_run(m->w, &r, outcome);
@@ -343,7 +357,7 @@ struct traffic {
 static size_t count_traffic(const struct tn_program *flat, struct traffic *traffic)
 {
     size_t n = 0;
-    for TN_EACH_OP(flat, op) {
+    TN_EACH_OP(flat, op) {
         uint32_t opcode = flat->ops[op].opcode;
         int32_t axis = (int32_t)tn_attr_i(flat, op, "axis", 0);
         double flops, bytes;

@@ -143,8 +143,8 @@ static void run_case(struct bench *b, struct bench_case *c)
         fill(x);
         pointers[n] = x;
     }
-    struct tn_op_desc op = { sizeof op, c->opcode, c->name, c->n_in, c->n_out, pointers, pointers + c->n_in, c->attrs,
-                             c->n_attrs, sizeof(struct tn_attr) };
+    struct tn_op_desc op = { sizeof op, c->opcode,          c->name,  c->n_in,    c->n_out,
+                             pointers,  pointers + c->n_in, c->attrs, c->n_attrs, sizeof(struct tn_attr) };
     double seconds = time_op(b, &op);
     if (isinf(seconds))
         printf("%-26s %s\n", c->name, tn_instance_message(&b->instance));
@@ -161,7 +161,11 @@ static void run_products(struct bench *b, uint32_t dtype, int64_t in, int64_t ou
     struct tn_tensor x = tensor(dtype, 0, TOKENS, in), y = tensor(dtype, 0, TOKENS, out);
     struct tn_tensor w = tensor(dtype, 0, trans ? out : in, trans ? in : out);
     struct tn_tensor dw = tensor(TN_F32, 0, w.shape[0], w.shape[1]), bias = tensor(TN_F32, 0, 1, out);
-    struct { const char *name; uint32_t opcode; struct tn_tensor tensors[4]; } forms[] = {
+    struct {
+        const char *name;
+        uint32_t opcode;
+        struct tn_tensor tensors[4];
+    } forms[] = {
         { "linear", TN_OP_LINEAR, { x, w, bias, y } },
         { "linear_dx", TN_OP_LINEAR_DX, { y, w, x } },
         { "linear_dw", TN_OP_LINEAR_DW, { x, y, dw } },
@@ -169,8 +173,12 @@ static void run_products(struct bench *b, uint32_t dtype, int64_t in, int64_t ou
     for (int n = 0; n < 3; n++) {
         char name[64];
         snprintf(name, sizeof name, "%s%s %dx%d", forms[n].name, trans ? " trans" : "", (int)in, (int)out);
-        struct bench_case c = { .name = name, .opcode = forms[n].opcode, .n_in = n ? 2 : 3, .n_out = 1,
-                                .attrs = { TN_ATTR_I("trans", trans) }, .n_attrs = 1,
+        struct bench_case c = { .name = name,
+                                .opcode = forms[n].opcode,
+                                .n_in = n ? 2 : 3,
+                                .n_out = 1,
+                                .attrs = { TN_ATTR_I("trans", trans) },
+                                .n_attrs = 1,
                                 .flops = 2.0 * TOKENS * (double)in * (double)out };
         memcpy(c.tensors, forms[n].tensors, sizeof forms[n].tensors);
         run_case(b, &c);
@@ -185,10 +193,18 @@ static void run_attention(struct bench *b, uint32_t dtype, int64_t length, int h
     struct tn_attr attrs[3] = { TN_ATTR_F("scale", 1 / sqrt(head_dim)), TN_ATTR_I("head_dim", head_dim),
                                 TN_ATTR_I("causal", 1) };
     double product = (double)length * (double)length * heads * head_dim;
-    struct bench_case forward = { .opcode = TN_OP_ATTENTION, .n_in = 3, .n_out = 2, .tensors = { q, k, k, q, lse },
-                                  .n_attrs = 3, .flops = 2 * product };
-    struct bench_case backward = { .opcode = TN_OP_ATTENTION_DX, .n_in = 6, .n_out = 3,
-                                   .tensors = { q, q, k, k, q, lse, q, k, k }, .n_attrs = 3, .flops = 5 * product };
+    struct bench_case forward = { .opcode = TN_OP_ATTENTION,
+                                  .n_in = 3,
+                                  .n_out = 2,
+                                  .tensors = { q, k, k, q, lse },
+                                  .n_attrs = 3,
+                                  .flops = 2 * product };
+    struct bench_case backward = { .opcode = TN_OP_ATTENTION_DX,
+                                   .n_in = 6,
+                                   .n_out = 3,
+                                   .tensors = { q, q, k, k, q, lse, q, k, k },
+                                   .n_attrs = 3,
+                                   .flops = 5 * product };
     char name[2][64];
     snprintf(name[0], sizeof name[0], "attention %d %d/%dx%d", (int)length, heads, kv_heads, head_dim);
     snprintf(name[1], sizeof name[1], "attention_dx %d %d/%dx%d", (int)length, heads, kv_heads, head_dim);
@@ -203,8 +219,12 @@ static void run_attention(struct bench *b, uint32_t dtype, int64_t length, int h
 static void run_add(struct bench *b, uint32_t dtype)
 {
     struct tn_tensor x = tensor(dtype, 0, 4096, 4096);
-    struct bench_case c = { .name = "add 4096x4096", .opcode = TN_OP_ADD, .n_in = 2, .n_out = 1,
-                            .tensors = { x, x, x }, .bytes = 3.0 * (double)bytes_of(&x) };
+    struct bench_case c = { .name = "add 4096x4096",
+                            .opcode = TN_OP_ADD,
+                            .n_in = 2,
+                            .n_out = 1,
+                            .tensors = { x, x, x },
+                            .bytes = 3.0 * (double)bytes_of(&x) };
     run_case(b, &c);
 }
 

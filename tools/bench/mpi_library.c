@@ -145,8 +145,10 @@ static tn_status all_reduce(struct tn_comm *c, const void *send, void *recv, uin
     tn_status status = reduces(c, count, dtype);
     if (status != TN_OK)
         return status;
-    return done(c, MPI_Allreduce(send == recv ? MPI_IN_PLACE : send, recv, (int)count, type_of(dtype),
-                                 red == TN_RED_MAX ? MPI_MAX : MPI_SUM, c->comm), r);
+    return done(c,
+                MPI_Allreduce(send == recv ? MPI_IN_PLACE : send, recv, (int)count, type_of(dtype),
+                              red == TN_RED_MAX ? MPI_MAX : MPI_SUM, c->comm),
+                r);
 }
 
 static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
@@ -156,8 +158,10 @@ static tn_status all_gather(struct tn_comm *c, const void *send, void *recv, uin
     int size = 0;
     MPI_Type_size(type_of(dtype), &size);
     int in_place = (const char *)send == (char *)recv + (uint64_t)c->rank * count * (uint64_t)size;
-    return done(c, MPI_Allgather(in_place ? MPI_IN_PLACE : send, (int)count, type_of(dtype), recv, (int)count,
-                                 type_of(dtype), c->comm), r);
+    return done(c,
+                MPI_Allgather(in_place ? MPI_IN_PLACE : send, (int)count, type_of(dtype), recv, (int)count,
+                              type_of(dtype), c->comm),
+                r);
 }
 
 /* In place MPI wants the result at the start of the buffer, not in this rank's part: that is a case of its own. */
@@ -221,8 +225,9 @@ static tn_status send_to(struct tn_comm *c, const void *data, uint64_t count, ui
 {
     (void)q;
     struct tn_request *made = *r = new_request(c);
-    return made && MPI_Isend(data, (int)count, type_of(dtype), to, 0, c->comm, &made->request) == MPI_SUCCESS ? TN_OK
-                                                                                                            : TN_ERROR;
+    return made && MPI_Isend(data, (int)count, type_of(dtype), to, 0, c->comm, &made->request) == MPI_SUCCESS
+               ? TN_OK
+               : TN_ERROR;
 }
 
 static tn_status recv_from(struct tn_comm *c, void *data, uint64_t count, uint32_t dtype, int32_t from,
@@ -230,8 +235,9 @@ static tn_status recv_from(struct tn_comm *c, void *data, uint64_t count, uint32
 {
     (void)q;
     struct tn_request *made = *r = new_request(c);
-    return made && MPI_Irecv(data, (int)count, type_of(dtype), from, 0, c->comm, &made->request) == MPI_SUCCESS ? TN_OK
-                                                                                                              : TN_ERROR;
+    return made && MPI_Irecv(data, (int)count, type_of(dtype), from, 0, c->comm, &made->request) == MPI_SUCCESS
+               ? TN_OK
+               : TN_ERROR;
 }
 
 static tn_status barrier(struct tn_comm *c, struct tn_queue *q, struct tn_request **r)
@@ -271,11 +277,28 @@ static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
 }
 
 static const struct tn_collective table = {
-    .struct_size = sizeof table, .create = create, .destroy = destroy, .caps = caps, .init = init,
-    .mem_alloc = mem_alloc, .mem_free = mem_free, .comm_create = comm_create, .comm_destroy = comm_destroy,
-    .comm_abort = comm_abort, .all_reduce = all_reduce, .all_gather = all_gather, .reduce_scatter = reduce_scatter,
-    .all_to_all = all_to_all, .broadcast = broadcast, .send = send_to, .recv = recv_from, .barrier = barrier,
-    .test = test, .wait = wait_for, .progress = progress, .last_error = last_error,
+    .struct_size = sizeof table,
+    .create = create,
+    .destroy = destroy,
+    .caps = caps,
+    .init = init,
+    .mem_alloc = mem_alloc,
+    .mem_free = mem_free,
+    .comm_create = comm_create,
+    .comm_destroy = comm_destroy,
+    .comm_abort = comm_abort,
+    .all_reduce = all_reduce,
+    .all_gather = all_gather,
+    .reduce_scatter = reduce_scatter,
+    .all_to_all = all_to_all,
+    .broadcast = broadcast,
+    .send = send_to,
+    .recv = recv_from,
+    .barrier = barrier,
+    .test = test,
+    .wait = wait_for,
+    .progress = progress,
+    .last_error = last_error,
 };
 
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)

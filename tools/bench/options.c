@@ -9,7 +9,7 @@
 #include "program/ops.h"
 
 static const char *const op_names[BENCH_OPS] = { "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
-                                                 "broadcast", "send_recv", "barrier" };
+                                                 "broadcast",  "send_recv",  "barrier" };
 static const char *const red_names[] = { "sum", "max" };
 static const char *const command_names[] = { "comm", "latency", "bandwidth" };
 
@@ -52,10 +52,13 @@ static const char comm_usage[] =
     "                         that take the time that its device expects, times --compute FACTOR (default 1);\n"
     "                         with -p, --set, --backends (default: the manifest's), -n, -w, --seconds, --json, --csv\n"
     "\n"
-    "Columns. size: bytes of the larger of a rank's two buffers. count: elements per rank. time: median over the calls\n"
+    "Columns. size: bytes of the larger of a rank's two buffers. count: elements per rank. time: median over the "
+    "calls\n"
     "of the slowest rank's time, in microseconds. algbw: size / time. busbw: algbw x 2(n-1)/n for all_reduce, (n-1)/n\n"
-    "for all_gather, reduce_scatter, all_to_all, 1 for broadcast, send_recv. #wrong: elements of all ranks that are not\n"
-    "exactly what they must be; N/A: not checked. Out of place, then in place. p99: 99th percentile of what time is the\n"
+    "for all_gather, reduce_scatter, all_to_all, 1 for broadcast, send_recv. #wrong: elements of all ranks that are "
+    "not\n"
+    "exactly what they must be; N/A: not checked. Out of place, then in place. p99: 99th percentile of what time is "
+    "the\n"
     "median of. skew: median over the calls of the time between the first and the last rank's entry. ceil%: share of\n"
     "what the memory of this host gave in the same run for the bytes that the operation must load and store, out of\n"
     "place / in place; from 64 KiB on. ratio: time / time of the first backend, median over blocks of calls that took\n"
@@ -75,8 +78,10 @@ static const char p2p_usage[] =
     "  --seconds S, -w N, -c N, --memory, --pin, --manifest, --set, --json, --csv, --svg: as in tenon bench comm\n"
     "  --window N             bandwidth: messages under way at once (default 64)\n"
     "\n"
-    "Columns. size: bytes of a message. time: median, in microseconds (latency); p99 and least likewise. one way: bytes\n"
-    "per second that arrive at rank 1, GB/s; both ways: those at rank 0 and rank 1 together; msg/s: messages per second,\n"
+    "Columns. size: bytes of a message. time: median, in microseconds (latency); p99 and least likewise. one way: "
+    "bytes\n"
+    "per second that arrive at rank 1, GB/s; both ways: those at rank 0 and rank 1 together; msg/s: messages per "
+    "second,\n"
     "one way. #wrong: bytes that are not what was sent. ratio: of times, this backend / the first one, and its 95%\n"
     "interval.\n";
 
@@ -186,8 +191,9 @@ static int read_op(struct bench_options *o, const char *option, const char *valu
 
 static int read_dtypes(struct bench_options *o, const char *option, const char *value)
 {
-    static const char *const theirs[][2] = { { "float", "f32" }, { "bfloat16", "bf16" }, { "double", "f64" },
-                                             { "int32", "i32" }, { "int64", "i64" } };
+    static const char *const theirs[][2] = {
+        { "float", "f32" }, { "bfloat16", "bf16" }, { "double", "f64" }, { "int32", "i32" }, { "int64", "i64" }
+    };
     static const uint32_t reducible[] = { TN_F32, TN_BF16, TN_F64, TN_I32, TN_I64 };
     char word[32];
     o->n_dtypes = 0;
@@ -237,14 +243,28 @@ static const struct {
     const char *letter, *name;
     int where;
 } known[] = {
-    { "-p", "--ranks", BOTH }, { "-b", "--minbytes", BOTH }, { "-e", "--maxbytes", BOTH },
+    { "-p", "--ranks", BOTH },
+    { "-b", "--minbytes", BOTH },
+    { "-e", "--maxbytes", BOTH },
     { "-f", "--stepfactor", BOTH },
-    { "-i", "--stepbytes", BOTH }, { "-n", "--iters", BOTH }, { "-w", "--warmup_iters", BOTH },
+    { "-i", "--stepbytes", BOTH },
+    { "-n", "--iters", BOTH },
+    { "-w", "--warmup_iters", BOTH },
     { "-c", "--check", BOTH },
-    { "-o", "--op", ONLY_COMM }, { "-d", "--datatype", ONLY_COMM }, { "-r", "--root", ONLY_COMM },
-    { "", "--backends", BOTH }, { "", "--seconds", BOTH }, { "", "--buffers", ONLY_COMM }, { "", "--memory", BOTH },
-    { "", "--idle", ONLY_COMM }, { "", "--manifest", BOTH }, { "", "--set", BOTH }, { "", "--svg", BOTH },
-    { "", "--job", ONLY_COMM }, { "", "--compute", ONLY_COMM }, { "", "--window", ONLY_BANDWIDTH },
+    { "-o", "--op", ONLY_COMM },
+    { "-d", "--datatype", ONLY_COMM },
+    { "-r", "--root", ONLY_COMM },
+    { "", "--backends", BOTH },
+    { "", "--seconds", BOTH },
+    { "", "--buffers", ONLY_COMM },
+    { "", "--memory", BOTH },
+    { "", "--idle", ONLY_COMM },
+    { "", "--manifest", BOTH },
+    { "", "--set", BOTH },
+    { "", "--svg", BOTH },
+    { "", "--job", ONLY_COMM },
+    { "", "--compute", ONLY_COMM },
+    { "", "--window", ONLY_BANDWIDTH },
 };
 enum { KNOWN = sizeof known / sizeof *known };
 
@@ -358,9 +378,19 @@ static int unknown(const struct bench_options *o, const char *word)
 
 static void set_defaults(struct bench_options *o, int command)
 {
-    *o = (struct bench_options){ .command = command, .factor = command == BENCH_COMM ? 4 : 2, .least_bytes = 8,
-                                 .most_bytes = UINT64_MAX, .warmups = 5, .checks = 1, .seconds = 0.2,
-                                 .dtype = { TN_F32 }, .n_dtypes = 1, .n_reds = 1, .n_caches = 1, .window = 64, .compute = 1 };
+    *o = (struct bench_options){ .command = command,
+                                 .factor = command == BENCH_COMM ? 4 : 2,
+                                 .least_bytes = 8,
+                                 .most_bytes = UINT64_MAX,
+                                 .warmups = 5,
+                                 .checks = 1,
+                                 .seconds = 0.2,
+                                 .dtype = { TN_F32 },
+                                 .n_dtypes = 1,
+                                 .n_reds = 1,
+                                 .n_caches = 1,
+                                 .window = 64,
+                                 .compute = 1 };
     if (command != BENCH_COMM)
         o->least_bytes = 1;
 }

@@ -83,11 +83,10 @@ json_t *bench_line_json(const struct bench_line *line, int place)
     const struct bench_call *c = &line->call;
     const struct bench_result *r = &line->place[place];
     int reduces = c->op == BENCH_ALL_REDUCE || c->op == BENCH_REDUCE_SCATTER;
-    json_t *all = json_pack("{s:s, s:i, s:I, s:I, s:s, s:s, s:i}", "op", bench_op_name(c->op), "ranks", c->n, "size",
-                            (json_int_t)c->bytes, "count", (json_int_t)c->count, "type",
-                            c->op == BENCH_BARRIER ? "none" : tn_dtype_name(c->dtype), "redop",
-                            reduces ? bench_red_name(c->red) : "none", "root",
-                            c->op == BENCH_BROADCAST ? (int)c->root : -1);
+    json_t *all = json_pack(
+        "{s:s, s:i, s:I, s:I, s:s, s:s, s:i}", "op", bench_op_name(c->op), "ranks", c->n, "size", (json_int_t)c->bytes,
+        "count", (json_int_t)c->count, "type", c->op == BENCH_BARRIER ? "none" : tn_dtype_name(c->dtype), "redop",
+        reduces ? bench_red_name(c->red) : "none", "root", c->op == BENCH_BROADCAST ? (int)c->root : -1);
     json_object_set_new(all, "place", json_string(place_names[place]));
     json_object_set_new(all, "backend", json_string(line->backend));
     json_object_set_new(all, "cache", json_string(line->cold ? "cold" : "warm"));
@@ -126,14 +125,16 @@ void bench_csv(const json_t *results, FILE *out)
         json_t *line = json_array_get(results, i);
         if (i == 0) {
             const char *comma = "";
-            json_object_foreach(line, key, value) {
+            json_object_foreach(line, key, value)
+            {
                 fprintf(out, "%s%s", comma, key);
                 comma = ",";
             }
             fputc('\n', out);
         }
         const char *comma = "";
-        json_object_foreach(line, key, value) {
+        json_object_foreach(line, key, value)
+        {
             fputs(comma, out);
             csv_value(value, out);
             comma = ",";

@@ -196,10 +196,10 @@ static void print(struct p2p *m, int who, const struct bench_outcome *one, const
     int is_latency = m->o->command == BENCH_LATENCY;
     const char *name = m->b->backend[who].name;
     double messages = one->time_us > 0 ? m->o->window / (one->time_us * 1e-6) : 0;
-    json_t *line = json_pack("{s:s, s:i, s:I, s:s, s:I, s:f, s:f, s:f}", "op", is_latency ? "latency" : "bandwidth",
-                             "ranks", m->w->n, "size", (json_int_t)m->bytes, "backend", name, "iterations",
-                             (json_int_t)one->iterations, "time_us", one->time_us, "p99_us", one->p99_us, "least_us",
-                             one->least_us);
+    json_t *line =
+        json_pack("{s:s, s:i, s:I, s:s, s:I, s:f, s:f, s:f}", "op", is_latency ? "latency" : "bandwidth", "ranks",
+                  m->w->n, "size", (json_int_t)m->bytes, "backend", name, "iterations", (json_int_t)one->iterations,
+                  "time_us", one->time_us, "p99_us", one->p99_us, "least_us", one->least_us);
     if (!is_latency) {
         json_object_set_new(line, "window", json_integer(m->o->window));
         json_object_set_new(line, "one_way", json_real(rate(m, one, 1)));
@@ -234,8 +234,13 @@ static void print(struct p2p *m, int who, const struct bench_outcome *one, const
 static void measure(struct p2p *m, uint64_t bytes)
 {
     struct bench_outcome one[BENCH_MOST_BACKENDS], both[BENCH_MOST_BACKENDS] = { 0 };
-    struct bench_race race = { .ctx = m, .n = m->b->n, .warm = warm, .run = run, .iterations = m->o->iterations,
-                               .warmups = m->o->warmups, .seconds = m->o->seconds };
+    struct bench_race race = { .ctx = m,
+                               .n = m->b->n,
+                               .warm = warm,
+                               .run = run,
+                               .iterations = m->o->iterations,
+                               .warmups = m->o->warmups,
+                               .seconds = m->o->seconds };
     int64_t wrong[BENCH_MOST_BACKENDS];
     m->bytes = bytes;
     for (int i = 0; i < m->b->n; i++) {
@@ -281,7 +286,7 @@ int bench_p2p_run(const struct bench_options *o, struct bench_world *w, struct b
         static const struct bench_chart charts[] = { { "time_us", "half a round trip, us", NULL },
                                                      { "one_way", "one way, GB/s", NULL } };
         code = bench_output(o, about, m.results, NULL, &charts[o->command == BENCH_BANDWIDTH]) || m.wrong ? TOOL_FAILED
-                                                                                                        : TOOL_DONE;
+                                                                                                          : TOOL_DONE;
         if (m.wrong)
             fprintf(stderr, "tenon bench: %llu bytes are wrong\n", (unsigned long long)m.wrong);
     }

@@ -9,8 +9,8 @@ enum { LEAST_CALLS = 20, MOST_CALLS = 1000, START_UNIT_NS = 4 };
 /* A sample as it travels: what the store holds of a whole run is limited. Starts wrap round after 17 s, which is longer
  * than the entries into one call are apart. */
 struct packed {
-    uint32_t start;   /* START_UNIT_NS */
-    float took_ns;    /* 0: this rank looked on */
+    uint32_t start; /* START_UNIT_NS */
+    float took_ns;  /* 0: this rank looked on */
 };
 
 /* Calls of the first `block` blocks. */
@@ -66,8 +66,10 @@ static void digest(const struct bench_world *w, const struct packed *all, size_t
         }
         skew[i] = ((double)last - first) * START_UNIT_NS * 1e-3;
     }
-    *outcome = (struct bench_outcome){ .time_us = bench_median(took, calls), .p99_us = bench_percentile(took, calls, 99),
-                                       .least_us = bench_percentile(took, calls, 0), .blocks = blocks,
+    *outcome = (struct bench_outcome){ .time_us = bench_median(took, calls),
+                                       .p99_us = bench_percentile(took, calls, 99),
+                                       .least_us = bench_percentile(took, calls, 0),
+                                       .blocks = blocks,
                                        .skew_us = w->local_n == w->n ? bench_median(skew, calls) : -1,
                                        .rate = bench_median(rate, calls),
                                        .iterations = calls };

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 enum { PERIOD = 251, SPREAD = 5, POISON = 0xa5 };
 
 static uint32_t width(uint32_t dtype)
@@ -25,7 +24,8 @@ int bench_call_init(struct bench_call *call, int op, int place, uint32_t dtype, 
                     uint64_t bytes, int32_t rank, int32_t n)
 {
     int is_cut = op == BENCH_ALL_GATHER || op == BENCH_REDUCE_SCATTER || op == BENCH_ALL_TO_ALL;
-    *call = (struct bench_call){ .op = op, .place = place, .dtype = dtype, .red = red, .root = root, .rank = rank, .n = n };
+    *call =
+        (struct bench_call){ .op = op, .place = place, .dtype = dtype, .red = red, .root = root, .rank = rank, .n = n };
     call->count = op == BENCH_BARRIER ? 0 : bytes / width(dtype) / (uint64_t)(is_cut ? n : 1);
     call->bytes = call->count * width(dtype) * (uint64_t)(is_cut ? n : 1);
     int has_two = op != BENCH_ALL_TO_ALL && op != BENCH_SEND_RECV && op != BENCH_BARRIER;
@@ -146,15 +146,11 @@ uint64_t bench_values_wrong(const struct bench_call *call, const char *send, con
     uint64_t wrong = 0;
     struct table t;
     switch (call->op) {
-    case BENCH_ALL_REDUCE:
-        sums(call, &t);
-        return wrong_in(&t, bytes, 0, call->count, b.recv);
+    case BENCH_ALL_REDUCE: sums(call, &t); return wrong_in(&t, bytes, 0, call->count, b.recv);
     case BENCH_REDUCE_SCATTER:
         sums(call, &t);
         return wrong_in(&t, bytes, call->count * (uint64_t)call->rank, call->count, b.recv);
-    case BENCH_BROADCAST:
-        inputs_of(call, call->root, &t);
-        return wrong_in(&t, bytes, 0, call->count, b.recv);
+    case BENCH_BROADCAST: inputs_of(call, call->root, &t); return wrong_in(&t, bytes, 0, call->count, b.recv);
     case BENCH_SEND_RECV:
         inputs_of(call, (call->rank + call->n - 1) % call->n, &t);
         return wrong_in(&t, bytes, 0, call->count, b.recv);
@@ -166,7 +162,6 @@ uint64_t bench_values_wrong(const struct bench_call *call, const char *send, con
             wrong += wrong_in(&t, bytes, first, call->count, b.recv + (uint64_t)r * call->count * bytes);
         }
         return wrong;
-    default:
-        return 0;
+    default: return 0;
     }
 }

@@ -27,10 +27,10 @@ struct fault {
 struct tn_comm {
     struct fault *fault;
     struct tn_comm *below;
-    uint64_t key;   /* of its name */
+    uint64_t key; /* of its name */
     int32_t n;
     uint64_t calls;
-    int is_silent;  /* a call was dropped: this rank no longer takes part */
+    int is_silent; /* a call was dropped: this rank no longer takes part */
     int is_aborted;
     struct tn_request *unused, *made;
 };
@@ -38,7 +38,7 @@ struct tn_comm {
 struct tn_request {
     struct tn_comm *comm;
     struct tn_request *below, *next_unused, *next_made; /* below NULL: dropped */
-    char *corrupted; /* where a bit is flipped once it is done; NULL: nowhere */
+    char *corrupted;                                    /* where a bit is flipped once it is done; NULL: nowhere */
 };
 
 /* ---- chance ---- */
@@ -106,8 +106,10 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
     f->rank = bootstrap->rank;
     if (f->rank == 0)
         f->host->log(f->host, TN_LOG_WARN,
-                     "faults are put into this job on purpose: seed %" PRId64 ", delay %g, drop %g, corrupt %g, kill %g; "
-                     "take fault out of [comm] layers to be without", f->seed, f->delay, f->drop, f->corrupt, f->kill);
+                     "faults are put into this job on purpose: seed %" PRId64
+                     ", delay %g, drop %g, corrupt %g, kill %g; "
+                     "take fault out of [comm] layers to be without",
+                     f->seed, f->delay, f->drop, f->corrupt, f->kill);
     return f->next->init(f->next_self, bootstrap, timeout_ns);
 }
 
@@ -310,11 +312,15 @@ static const char *const op_choices[] = {
 #define TN_X(name, text) text,
     TN_CALL_LIST(TN_X)
 #undef TN_X
-    "any", NULL };
+        "any",
+    NULL
+};
 
-#define OPTION(type_, key_, fallback_, lo, hi, help_)                                                               \
-    { .struct_size = sizeof(struct tn_option), .type = TN_OPT_##type_, .key = key_, .fallback = fallback_, .min = lo,  \
-      .max = hi, .help = help_ }
+#define OPTION(type_, key_, fallback_, lo, hi, help_)                                                        \
+    {                                                                                                        \
+        .struct_size = sizeof(struct tn_option), .type = TN_OPT_##type_, .key = key_, .fallback = fallback_, \
+        .min = lo, .max = hi, .help = help_                                                                  \
+    }
 
 static const struct tn_option options[] = {
     OPTION(INT, "seed", "1", 0, 9007199254740991, "What goes wrong, and when, follows from it."),

@@ -298,8 +298,8 @@ void hier_comm_abort(struct tn_comm *c)
     }
     char key[64], text[128];
     snprintf(key, sizeof key, "hier/%016" PRIx64 "/failed", c->key);
-    int length = snprintf(text, sizeof text, "%d hier: group %s was aborted by rank %d", TN_ABORTED, c->name,
-                          (int)boot->rank);
+    int length =
+        snprintf(text, sizeof text, "%d hier: group %s was aborted by rank %d", TN_ABORTED, c->name, (int)boot->rank);
     if (boot->put(boot->ctx, key, text, (uint32_t)length + 1) < 0)
         h->host->log(h->host, TN_LOG_WARN, "group %s: its abort could not be told to the others", c->name);
 }

@@ -11,9 +11,15 @@
 #include <string.h>
 #include <time.h>
 
-/* A wait for one of several things is cut into slices, since the others may have to be led on: short ones for as long as
- * operations take, then a share of what was waited. */
-enum { LOOK_NS = 50 * 1000 * 1000, BUSY_NS = 20 * 1000 * 1000, SHORTEST_NS = 50 * 1000, LONGEST_NS = 5 * 1000 * 1000, SHARE = 4 };
+/* A wait for one of several things is cut into slices, since the others may have to be led on: short ones for as long
+ * as operations take, then a share of what was waited. */
+enum {
+    LOOK_NS = 50 * 1000 * 1000,
+    BUSY_NS = 20 * 1000 * 1000,
+    SHORTEST_NS = 50 * 1000,
+    LONGEST_NS = 5 * 1000 * 1000,
+    SHARE = 4
+};
 enum { HEAR_NS = 1000 * 1000 * 1000, HEAR_NAP_NS = 2 * 1000 * 1000, HOPS = 4 };
 
 uint64_t hier_now(void)
@@ -169,7 +175,8 @@ static uint64_t bytes_of(const struct tn_request *r)
 
 static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t peer)
 {
-    c->error = (struct tn_comm_error){ .struct_size = sizeof c->error, .peer = peer, .op = "", .message = c->error_text };
+    c->error =
+        (struct tn_comm_error){ .struct_size = sizeof c->error, .peer = peer, .op = "", .message = c->error_text };
     if (r) {
         c->error.op_number = r->number;
         c->error.bytes = bytes_of(r);
@@ -329,8 +336,13 @@ static void keep_passed_error(const struct tn_request *r)
 
 static tn_status call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
 {
-    struct tn_request what = { .op = a->op, .dtype = a->dtype, .red = a->red, .peer = a->peer, .count = a->count,
-                               .send = a->send, .recv = a->recv };
+    struct tn_request what = { .op = a->op,
+                               .dtype = a->dtype,
+                               .red = a->red,
+                               .peer = a->peer,
+                               .count = a->count,
+                               .send = a->send,
+                               .recv = a->recv };
     const struct hier *h = c->hier;
     tn_status status = check(c, &what);
     if (status != TN_OK)
@@ -520,7 +532,8 @@ static const struct tn_option options[] = {
       .fallback = "16K",
       .min = 0,
       .max = 1073741824,
-      .help = "Up to this size an all_reduce goes whole through the first rank of each host, which takes fewer messages." },
+      .help =
+          "Up to this size an all_reduce goes whole through the first rank of each host, which takes fewer messages." },
     { .struct_size = sizeof(struct tn_option),
       .type = TN_OPT_SIZE,
       .key = "chunk",

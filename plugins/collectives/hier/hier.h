@@ -25,43 +25,43 @@ struct side { /* a backend below */
 struct piece {
     struct tn_request *op;
     uint64_t at, length;
-    int is_small;              /* all_reduce: by one rank of each host, whole */
-    int issued;                /* stages begun */
-    int is_busy;               /* the last of them has not ended */
-    const struct side *side;   /* where it is under way */
-    struct tn_request *below;  /* NULL: ended, or nothing to do */
+    int is_small;             /* all_reduce: by one rank of each host, whole */
+    int issued;               /* stages begun */
+    int is_busy;              /* the last of them has not ended */
+    const struct side *side;  /* where it is under way */
+    struct tn_request *below; /* NULL: ended, or nothing to do */
     char *scratch;
     uint64_t scratch_bytes;
 };
 
 struct tn_request {
     struct tn_comm *comm;
-    struct tn_request *next;   /* in the queue, or unused */
+    struct tn_request *next; /* in the queue, or unused */
     struct tn_request *next_made;
     uint32_t op, dtype, red, esize;
     int32_t peer;
     const char *send;
     char *recv;
     uint64_t count, number;
-    uint64_t planned;          /* elements that are in pieces */
-    int is_planned;            /* all are */
-    uint32_t pieces;           /* not ended */
-    const struct side *side;   /* it went to one backend as it is: there */
+    uint64_t planned;        /* elements that are in pieces */
+    int is_planned;          /* all are */
+    uint32_t pieces;         /* not ended */
+    const struct side *side; /* it went to one backend as it is: there */
     struct tn_request *below;
-    tn_status status;          /* TN_PENDING until it has ended */
+    tn_status status; /* TN_PENDING until it has ended */
 };
 
 struct tn_comm {
     struct hier *hier;
     struct tn_comm *next;
     char name[NAME_BYTES];
-    uint64_t key;              /* of this one group, the same on all members */
+    uint64_t key; /* of this one group, the same on all members */
     int32_t n, me;
     int32_t *ranks;
-    int32_t *host, *local;     /* of each member: number of its host, place among the members there */
-    int32_t *member;           /* [host][local], with `most` places a host; -1: none */
+    int32_t *host, *local; /* of each member: number of its host, place among the members there */
+    int32_t *member;       /* [host][local], with `most` places a host; -1: none */
     int32_t n_hosts, most, my_locals;
-    int is_even;               /* as many members on each host */
+    int is_even; /* as many members on each host */
 
     const struct side *only;   /* the one backend that serves it all; else NULL */
     struct tn_comm *down, *up; /* inner: the members of this host. A group for each stage, so that the order in it is
@@ -71,13 +71,13 @@ struct tn_comm {
 
     struct tn_request *first, **last; /* operations that have pieces to be made, or under way */
     struct piece pieces[WINDOW];
-    uint64_t head, tail;       /* of the pieces under way, by number */
-    uint64_t number;           /* of the next collective */
+    uint64_t head, tail; /* of the pieces under way, by number */
+    uint64_t number;     /* of the next collective */
     struct tn_request *made, *unused;
 
     atomic_int aborted;
     tn_status failed;
-    int is_late;               /* the error is a time-out whose cause may be further on */
+    int is_late; /* the error is a time-out whose cause may be further on */
     struct tn_comm_error error;
     char error_text[512];
 };
@@ -88,9 +88,9 @@ struct hier {
     struct tn_bootstrap bootstrap;
     uint64_t dtypes, small_bytes, chunk_bytes;
     uint64_t next_look_ns;
-    int32_t passed[2];         /* operations under way that went to inner, outer as they are */
+    int32_t passed[2]; /* operations under way that went to inner, outer as they are */
     struct tn_comm *comms;
-    struct times *times;       /* groups made so far, by members */
+    struct times *times; /* groups made so far, by members */
 };
 
 uint64_t hier_now(void);

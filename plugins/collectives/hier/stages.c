@@ -1,4 +1,5 @@
-/* Stages: what each operation does down, across and up. H hosts with m members each, member (h, k) in place k of host h.
+/* Stages: what each operation does down, across and up. H hosts with m members each, member (h, k) in place k of host
+ * h.
  *
  *     all_reduce      reduce_scatter | all_reduce of the part on each rail | all_gather
  *       small         all_reduce     | all_reduce by the first of each host | broadcast
@@ -183,7 +184,8 @@ static tn_status all_reduce(struct piece *p, int stage)
     if (stage == ACROSS)
         return reduce(p, &h->outer, c->rail, mine, mine, part);
     p->side = &h->inner;
-    return h->inner.table->all_gather(c->up, result + (uint64_t)k * part * r->esize, result, part, r->dtype, NULL, &p->below);
+    return h->inner.table->all_gather(c->up, result + (uint64_t)k * part * r->esize, result, part, r->dtype, NULL,
+                                      &p->below);
 }
 
 /* The sum is whole in fp32: it is rounded where it lies, before it goes up. */
@@ -238,8 +240,8 @@ static void reduce_scatter_ended(struct piece *p, int stage)
     const struct tn_request *r = p->op;
     const struct tn_comm *c = r->comm;
     uint64_t block = p->length * work_bytes(r);
-    uint64_t at = c->is_even ? (uint64_t)(c->n_hosts * c->most)
-                             : (uint64_t)(c->host[c->me] * c->most + c->local[c->me]);
+    uint64_t at =
+        c->is_even ? (uint64_t)(c->n_hosts * c->most) : (uint64_t)(c->host[c->me] * c->most + c->local[c->me]);
     if (stage == UP)
         take_block(p, r->recv + p->at * r->esize, p->scratch + at * block);
 }
@@ -304,7 +306,8 @@ static tn_status all_to_all(struct piece *p, int stage)
             memcpy(give + block_of(c, c->host[i], c->local[i]) * block,
                    r->send + ((uint64_t)i * r->count + p->at) * r->esize, block);
         p->side = &h->inner;
-        return h->inner.table->all_to_all(c->down, give, got, (uint64_t)c->n_hosts * p->length, r->dtype, NULL, &p->below);
+        return h->inner.table->all_to_all(c->down, give, got, (uint64_t)c->n_hosts * p->length, r->dtype, NULL,
+                                          &p->below);
     }
     if (stage == UP)
         return TN_OK;
@@ -345,7 +348,8 @@ static tn_status broadcast(struct piece *p, int stage)
         return is_here && place != rail ? spread(p, &h->inner, c->down, x, p->length, r->dtype, place) : TN_OK;
     }
     if (stage == ACROSS)
-        return c->local[c->me] == rail ? spread(p, &h->outer, c->rail, x, p->length, r->dtype, c->host[r->peer]) : TN_OK;
+        return c->local[c->me] == rail ? spread(p, &h->outer, c->rail, x, p->length, r->dtype, c->host[r->peer])
+                                       : TN_OK;
     return is_here && place != rail ? TN_OK : spread(p, &h->inner, c->up, x, p->length, r->dtype, rail);
 }
 
@@ -364,18 +368,12 @@ static tn_status barrier(struct piece *p, int stage)
 tn_status hier_issue(struct piece *p, int stage)
 {
     switch (p->op->op) {
-    case TN_CALL_ALL_REDUCE:
-        return all_reduce(p, stage);
-    case TN_CALL_REDUCE_SCATTER:
-        return reduce_scatter(p, stage);
-    case TN_CALL_ALL_GATHER:
-        return all_gather(p, stage);
-    case TN_CALL_ALL_TO_ALL:
-        return all_to_all(p, stage);
-    case TN_CALL_BROADCAST:
-        return broadcast(p, stage);
-    default:
-        return barrier(p, stage);
+    case TN_CALL_ALL_REDUCE: return all_reduce(p, stage);
+    case TN_CALL_REDUCE_SCATTER: return reduce_scatter(p, stage);
+    case TN_CALL_ALL_GATHER: return all_gather(p, stage);
+    case TN_CALL_ALL_TO_ALL: return all_to_all(p, stage);
+    case TN_CALL_BROADCAST: return broadcast(p, stage);
+    default: return barrier(p, stage);
     }
 }
 

@@ -17,17 +17,17 @@ enum { NAME_BYTES = 32 };
 
 struct tn_request {
     struct tn_comm *comm;
-    struct tn_request *next;      /* in the comm's queue, its messages, or its free list */
+    struct tn_request *next; /* in the comm's queue, its messages, or its free list */
     struct tn_request *next_made;
     uint32_t op, dtype, red;
-    int32_t peer;                 /* root, or the other side of a message */
+    int32_t peer; /* root, or the other side of a message */
     const char *send;
     char *recv;
     uint64_t count, number;
-    uint64_t at, length, piece;   /* progress: elements done, and those of the step under way */
+    uint64_t at, length, piece; /* progress: elements done, and those of the step under way */
     int phase;
-    MPI_Request under_way;        /* MPI_REQUEST_NULL: none */
-    tn_status status;             /* TN_PENDING until done */
+    MPI_Request under_way; /* MPI_REQUEST_NULL: none */
+    tn_status status;      /* TN_PENDING until done */
 };
 
 struct tn_comm {
@@ -37,13 +37,13 @@ struct tn_comm {
     uint64_t key; /* of its members, for the bootstrap */
     int32_t n, me;
     int32_t *ranks;
-    uint64_t number;                    /* of the next collective */
-    struct tn_request *first, **last;   /* collectives, one at a time in order; the first is under way */
-    struct tn_request *messages;        /* sends and receives under way */
+    uint64_t number;                  /* of the next collective */
+    struct tn_request *first, **last; /* collectives, one at a time in order; the first is under way */
+    struct tn_request *messages;      /* sends and receives under way */
     struct tn_request *made, *unused;
     char *scratch;
     uint64_t scratch_bytes;
-    int *counts, *offsets;              /* 2 * n each, for calls of varying parts */
+    int *counts, *offsets; /* 2 * n each, for calls of varying parts */
     atomic_int aborted;
     tn_status failed;
     struct tn_comm_error error;
@@ -58,7 +58,11 @@ struct backend {
     int32_t rank, n;
     uint64_t next_poll_ns;
     struct tn_comm *comms;
-    struct made { uint64_t key; uint32_t times; struct made *next; } *made; /* groups made so far, by members */
+    struct made {
+        uint64_t key;
+        uint32_t times;
+        struct made *next;
+    } * made; /* groups made so far, by members */
 };
 
 uint64_t mpi_now(void);

@@ -28,8 +28,9 @@ struct tn_request *mpi_request_new(struct tn_comm *c, uint32_t op)
         next_made = c->made;
         c->made = r;
     }
-    *r = (struct tn_request){ .comm = c, .next_made = next_made, .op = op, .under_way = MPI_REQUEST_NULL,
-                              .status = TN_PENDING };
+    *r = (struct tn_request){
+        .comm = c, .next_made = next_made, .op = op, .under_way = MPI_REQUEST_NULL, .status = TN_PENDING
+    };
     return r;
 }
 
@@ -53,8 +54,7 @@ static int advance_first(struct tn_comm *c)
     struct tn_request *r = c->first;
     for (;;) {
         int done = 1;
-        if (r->under_way != MPI_REQUEST_NULL &&
-            MPI_Test(&r->under_way, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
+        if (r->under_way != MPI_REQUEST_NULL && MPI_Test(&r->under_way, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
             mpi_error(c, r, TN_ERROR, -1, "MPI failed");
             mpi_comm_fail(c, TN_ERROR);
             return 0;

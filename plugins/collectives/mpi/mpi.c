@@ -29,8 +29,8 @@ uint64_t mpi_now(void)
 tn_status mpi_error(struct tn_comm *c, const struct tn_request *r, tn_status status, int32_t peer, const char *fmt, ...)
 {
     const struct tn_host *host = c->backend->host;
-    int at = r ? snprintf(c->error_text, sizeof c->error_text, "mpi: %s number %" PRIu64 " of group %s: ",
-                          tn_call_name(r->op), r->number, c->name)
+    int at = r ? snprintf(c->error_text, sizeof c->error_text,
+                          "mpi: %s number %" PRIu64 " of group %s: ", tn_call_name(r->op), r->number, c->name)
                : snprintf(c->error_text, sizeof c->error_text, "mpi: group %s: ", c->name);
     va_list args;
     va_start(args, fmt);
@@ -138,7 +138,8 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
     if (!getenv("OMPI_COMM_WORLD_SIZE") && !getenv("PMIX_RANK"))
         return b->host->fail(b->host, TN_UNSUPPORTED,
                              "mpi: this rank was started without MPI; use: mpirun -n %d tenon run JOB.ini, or srun "
-                             "--mpi=pmix", (int)b->n);
+                             "--mpi=pmix",
+                             (int)b->n);
     return start_mpi(b);
 }
 
@@ -189,8 +190,13 @@ static tn_status check(struct tn_comm *c, const struct tn_request *r)
 
 static tn_status call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
 {
-    struct tn_request what = { .op = a->op, .dtype = a->dtype, .red = a->red, .peer = a->peer, .count = a->count,
-                               .send = a->send, .recv = a->recv };
+    struct tn_request what = { .op = a->op,
+                               .dtype = a->dtype,
+                               .red = a->red,
+                               .peer = a->peer,
+                               .count = a->count,
+                               .send = a->send,
+                               .recv = a->recv };
     tn_status status = check(c, &what);
     if (status != TN_OK)
         return status;

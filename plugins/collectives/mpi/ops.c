@@ -103,8 +103,8 @@ static tn_status gather_parts(struct tn_request *r, uint32_t e)
     struct tn_comm *c = r->comm;
     char *segment = r->recv + r->at * e;
     mpi_reduce(segment + c->offsets[c->me], c->scratch, c->n, r->piece, r->dtype, r->red);
-    return begun(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, segment, c->counts, c->offsets, MPI_BYTE, c->mpi,
-                                 &r->under_way));
+    return begun(
+        MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, segment, c->counts, c->offsets, MPI_BYTE, c->mpi, &r->under_way));
 }
 
 static tn_status step_all_reduce(struct tn_request *r, uint32_t e)
@@ -167,8 +167,8 @@ static tn_status step_move(struct tn_request *r, uint64_t bytes)
         result = MPI_Ibcast(r->recv, count, type, r->peer, c->mpi, &r->under_way);
     } else if (r->op == TN_CALL_ALL_GATHER) {
         int in_place = r->send == r->recv + (uint64_t)c->me * bytes;
-        result = MPI_Iallgather(in_place ? MPI_IN_PLACE : r->send, count, type, r->recv, count, type, c->mpi,
-                                &r->under_way);
+        result =
+            MPI_Iallgather(in_place ? MPI_IN_PLACE : r->send, count, type, r->recv, count, type, c->mpi, &r->under_way);
     } else {
         result = MPI_Ialltoall(r->send, count, type, r->recv, count, type, c->mpi, &r->under_way);
     }

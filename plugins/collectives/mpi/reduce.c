@@ -26,21 +26,21 @@ static uint16_t narrow(float f)
 #define MAX(a, x) ((x) > (a) ? (x) : (a))
 
 /* Buffers may lie at any address. */
-#define KERNEL(name, stored, wide, WIDEN, NARROW, JOIN)                                             \
-    static void name(char *to, const char *from, int32_t n, uint64_t count)                         \
-    {                                                                                               \
-        for (uint64_t i = 0; i < count; i++) {                                                      \
-            stored x;                                                                               \
-            memcpy(&x, from + i * sizeof x, sizeof x);                                              \
-            wide sum = WIDEN(x);                                                                    \
-            for (int32_t r = 1; r < n; r++) {                                                       \
-                memcpy(&x, from + ((uint64_t)r * count + i) * sizeof x, sizeof x);                  \
-                wide term = WIDEN(x);                                                               \
-                sum = JOIN(sum, term);                                                              \
-            }                                                                                       \
-            x = NARROW(sum);                                                                        \
-            memcpy(to + i * sizeof x, &x, sizeof x);                                                \
-        }                                                                                           \
+#define KERNEL(name, stored, wide, WIDEN, NARROW, JOIN)                            \
+    static void name(char *to, const char *from, int32_t n, uint64_t count)        \
+    {                                                                              \
+        for (uint64_t i = 0; i < count; i++) {                                     \
+            stored x;                                                              \
+            memcpy(&x, from + i * sizeof x, sizeof x);                             \
+            wide sum = WIDEN(x);                                                   \
+            for (int32_t r = 1; r < n; r++) {                                      \
+                memcpy(&x, from + ((uint64_t)r * count + i) * sizeof x, sizeof x); \
+                wide term = WIDEN(x);                                              \
+                sum = JOIN(sum, term);                                             \
+            }                                                                      \
+            x = NARROW(sum);                                                       \
+            memcpy(to + i * sizeof x, &x, sizeof x);                               \
+        }                                                                          \
     }
 
 KERNEL(sum_f32, float, float, SAME, SAME, SUM)

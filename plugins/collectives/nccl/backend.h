@@ -37,12 +37,12 @@ struct tn_comm {
     int32_t *ranks;
     ncclComm_t collectives, messages;
     cudaStream_t stream, message_stream;
-    void *word;                 /* GPU memory, for barriers */
-    void *handles[PIECES];      /* of registered memory */
+    void *word;            /* GPU memory, for barriers */
+    void *handles[PIECES]; /* of registered memory */
     struct tn_request *made, *unused;
     struct tn_request *messages_due, *due; /* have not begun: messages, others of an open group; newest first */
     uint64_t number;
-    atomic_int aborted;         /* asked for, by any thread */
+    atomic_int aborted; /* asked for, by any thread */
     tn_status failed;
     struct tn_comm_error error;
     char error_text[512];
@@ -54,8 +54,15 @@ struct nccl {
     int device, is_up, is_grouping;
     uint64_t next_look_ns;
     struct tn_comm *comms;
-    struct times { uint64_t key; uint32_t times; struct times *next; } *times;
-    struct { void *base; uint64_t bytes; } pieces[PIECES];
+    struct times {
+        uint64_t key;
+        uint32_t times;
+        struct times *next;
+    } * times;
+    struct {
+        void *base;
+        uint64_t bytes;
+    } pieces[PIECES];
 };
 
 extern const ncclDataType_t nccl_dtypes[]; /* by TN_* of value.h */

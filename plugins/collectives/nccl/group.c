@@ -78,8 +78,11 @@ static tn_status meet(struct tn_comm *c, ncclUniqueId *id, uint64_t deadline_ns)
         snprintf(there, sizeof there, "%s/%d", key, (int)c->me);
         status = boot->put(boot->ctx, there, &byte, 1);
         status = status < 0 ? status : await(c, key, id, sizeof *id, deadline_ns);
-        return status == TN_OK ? TN_OK : b->host->fail(b->host, status, "nccl: making group %s: not all of its members "
-                                                       "have come", c->name);
+        return status == TN_OK ? TN_OK
+                               : b->host->fail(b->host, status,
+                                               "nccl: making group %s: not all of its members "
+                                               "have come",
+                                               c->name);
     }
     for (int32_t i = 1; i < c->n; i++) {
         snprintf(there, sizeof there, "%s/%d", key, (int)i);

@@ -4,8 +4,8 @@
  * member 0 puts into the bootstrap, further ones of the same members by split of that, sharing nothing, for an abort of
  * one would end the other. Collectives of a group are one stream; a request is an event behind its operation. What
  * stands between group_start and group_end is one launch. Messages have a communicator and a stream of their own and
- * start together, when somebody first waits: NCCL would else run a send before the receive that its peer's send waits for.
- * Memory from mem_alloc is registered with every communicator.
+ * start together, when somebody first waits: NCCL would else run a send before the receive that its peer's send waits
+ * for. Memory from mem_alloc is registered with every communicator.
  *
  * Sums are in NCCL's order, which is the same on all members and from run to run of one layout. Buffers must be in GPU
  * memory. Communicators are non-blocking, so that a rank that does not come is noticed; a failure aborts them. */
@@ -52,8 +52,11 @@ tn_status nccl_fail_comm(struct tn_comm *c, const struct tn_request *r, tn_statu
 {
     snprintf(c->error_text, sizeof c->error_text, "nccl: %s%sgroup %s: %s", r ? tn_call_name(r->op) : "",
              r ? " of " : "", c->name, why);
-    c->error = (struct tn_comm_error){ .struct_size = sizeof c->error, .peer = -1, .op = r ? tn_call_name(r->op) : "",
-                                       .op_number = r ? r->number : 0, .message = c->error_text,
+    c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
+                                       .peer = -1,
+                                       .op = r ? tn_call_name(r->op) : "",
+                                       .op_number = r ? r->number : 0,
+                                       .message = c->error_text,
                                        .bytes = r ? r->count * tn_call_dtype_bytes(r->dtype) : 0 };
     if (!c->failed) {
         c->failed = status;

@@ -79,28 +79,20 @@ static ncclResult_t begin(struct tn_request *r)
     ncclDataType_t type = nccl_dtypes[r->dtype];
     ncclRedOp_t red = r->red == TN_RED_MAX ? ncclMax : ncclSum;
     switch (r->op) {
-    case TN_CALL_BARRIER:
-        return ncclAllReduce(c->word, c->word, 1, ncclInt32, ncclMax, c->collectives, c->stream);
-    case TN_CALL_SEND:
-        return ncclSend(r->send, r->count, type, r->peer, c->messages, c->message_stream);
-    case TN_CALL_RECV:
-        return ncclRecv(r->recv, r->count, type, r->peer, c->messages, c->message_stream);
-    default:
-        break;
+    case TN_CALL_BARRIER: return ncclAllReduce(c->word, c->word, 1, ncclInt32, ncclMax, c->collectives, c->stream);
+    case TN_CALL_SEND: return ncclSend(r->send, r->count, type, r->peer, c->messages, c->message_stream);
+    case TN_CALL_RECV: return ncclRecv(r->recv, r->count, type, r->peer, c->messages, c->message_stream);
+    default: break;
     }
     if (r->count == 0)
         return ncclSuccess;
     switch (r->op) {
-    case TN_CALL_ALL_REDUCE:
-        return ncclAllReduce(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
-    case TN_CALL_ALL_GATHER:
-        return ncclAllGather(r->send, r->recv, r->count, type, c->collectives, c->stream);
+    case TN_CALL_ALL_REDUCE: return ncclAllReduce(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
+    case TN_CALL_ALL_GATHER: return ncclAllGather(r->send, r->recv, r->count, type, c->collectives, c->stream);
     case TN_CALL_REDUCE_SCATTER:
         return ncclReduceScatter(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
-    case TN_CALL_ALL_TO_ALL:
-        return exchange(r, type);
-    default:
-        return ncclBroadcast(r->send, r->recv, r->count, type, r->peer, c->collectives, c->stream);
+    case TN_CALL_ALL_TO_ALL: return exchange(r, type);
+    default: return ncclBroadcast(r->send, r->recv, r->count, type, r->peer, c->collectives, c->stream);
     }
 }
 
@@ -142,8 +134,13 @@ static tn_status begin_collectives(struct tn_comm *c)
 tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
 {
     struct nccl *b = c->nccl;
-    struct tn_request what = { .op = a->op, .dtype = a->dtype, .red = a->red, .peer = a->peer, .count = a->count,
-                               .send = a->send, .recv = a->recv };
+    struct tn_request what = { .op = a->op,
+                               .dtype = a->dtype,
+                               .red = a->red,
+                               .peer = a->peer,
+                               .count = a->count,
+                               .send = a->send,
+                               .recv = a->recv };
     tn_status status = check(c, &what, a->queue);
     if (status != TN_OK)
         return status;
@@ -228,11 +225,15 @@ tn_status nccl_wait_for(struct tn_request *r, uint64_t timeout_ns)
         if (status != TN_PENDING)
             return status;
         if (nccl_now_ns() >= deadline_ns) {
-            snprintf(c->error_text, sizeof c->error_text, "nccl: %s number %" PRIu64 " of group %s: some member is missing",
-                     tn_call_name(r->op), r->number, c->name);
-            c->error = (struct tn_comm_error){ .struct_size = sizeof c->error, .peer = -1, .op_number = r->number,
+            snprintf(c->error_text, sizeof c->error_text,
+                     "nccl: %s number %" PRIu64 " of group %s: some member is missing", tn_call_name(r->op), r->number,
+                     c->name);
+            c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
+                                               .peer = -1,
+                                               .op_number = r->number,
                                                .bytes = r->count * tn_call_dtype_bytes(r->dtype),
-                                               .op = tn_call_name(r->op), .message = c->error_text };
+                                               .op = tn_call_name(r->op),
+                                               .message = c->error_text };
             return c->nccl->host->fail(c->nccl->host, TN_TIMEOUT, "%s", c->error_text);
         }
         for (struct tn_comm *other = c->nccl->comms; other; other = other->next)

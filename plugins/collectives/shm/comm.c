@@ -18,7 +18,7 @@ enum { PAGE = 4096, NAP_US = 50 };
 
 /* shm_entry.word */
 enum { ENTRY_FREE, ENTRY_BUSY, ENTRY_OPEN, ENTRY_ALIVE };
-#define ENTRY_STATE(w) ((w) & 3u)
+#define ENTRY_STATE(w) ((w)&3u)
 #define ENTRY_JOINED(w) ((w) >> 2 & 0x3fffu)
 #define ENTRY_GENERATION(w) ((w) >> 16)
 #define ENTRY_WORD(state, joined, generation) \
@@ -58,9 +58,9 @@ static tn_status map_block(struct tn_comm *c)
     struct shm *s = c->shm;
     struct layout l = lay_out(c->n);
     int alone = c->n == 1;
-    void *map = mmap(NULL, l.bytes, PROT_READ | PROT_WRITE,
-                     alone ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED, alone ? -1 : s->control_fd,
-                     alone ? 0 : (off_t)(s->control_bytes + c->entry * shm_block_stride(s)));
+    void *map =
+        mmap(NULL, l.bytes, PROT_READ | PROT_WRITE, alone ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED,
+             alone ? -1 : s->control_fd, alone ? 0 : (off_t)(s->control_bytes + c->entry * shm_block_stride(s)));
     if (map == MAP_FAILED)
         return s->host->fail(s->host, TN_NO_MEMORY, "shm: mapping %" PRIu64 " bytes for group %s: %s", l.bytes, c->name,
                              strerror(errno));
@@ -152,8 +152,8 @@ static tn_status join_entry(struct tn_comm *c, uint64_t key)
         while (ENTRY_STATE(w) == ENTRY_OPEN) {
             uint32_t joined = ENTRY_JOINED(w) + 1;
             int last = joined == (uint32_t)c->n;
-            if (atomic_compare_exchange_weak(&e->word, &w, ENTRY_WORD(last ? ENTRY_ALIVE : ENTRY_OPEN, joined,
-                                                                      ENTRY_GENERATION(w)))) {
+            if (atomic_compare_exchange_weak(
+                    &e->word, &w, ENTRY_WORD(last ? ENTRY_ALIVE : ENTRY_OPEN, joined, ENTRY_GENERATION(w)))) {
                 c->generation = ENTRY_GENERATION(w);
                 atomic_store(&c->block->members[c->me].joined, 1);
                 shm_futex_wake(&e->word);
@@ -255,9 +255,11 @@ static tn_status check_host(const struct shm *s, const char *name, const int32_t
 {
     for (int32_t i = 0; i < n; i++)
         if (s->seats[ranks[i]] < 0)
-            return s->host->fail(s->host, TN_UNSUPPORTED,
-                                 "shm: group %s has rank %d, which is on another host than rank %d; use backend hier, or "
-                                 "one with a network", name ? name : "", (int)ranks[i], (int)s->bootstrap.rank);
+            return s->host->fail(
+                s->host, TN_UNSUPPORTED,
+                "shm: group %s has rank %d, which is on another host than rank %d; use backend hier, or "
+                "one with a network",
+                name ? name : "", (int)ranks[i], (int)s->bootstrap.rank);
     return TN_OK;
 }
 

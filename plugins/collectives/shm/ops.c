@@ -71,8 +71,10 @@ static tn_status find_room(struct tn_comm *c, const struct tn_request *r)
             return shm_error(c, TN_PEER, -1, r, "%s number %" PRIu64 " of group %s: a rank of the job has died",
                              tn_call_name(r->op), r->number, c->name);
         if (now >= end)
-            return shm_error(c, TN_TIMEOUT, -1, r, "%s number %" PRIu64 " of group %s: %d operations are under way and "
-                             "a member does not go on", tn_call_name(r->op), r->number, c->name, RING);
+            return shm_error(c, TN_TIMEOUT, -1, r,
+                             "%s number %" PRIu64 " of group %s: %d operations are under way and "
+                             "a member does not go on",
+                             tn_call_name(r->op), r->number, c->name, RING);
         usleep(FULL_NAP_US);
     }
     return TN_OK;
@@ -89,9 +91,8 @@ static void fill_large(struct tn_request *r, struct shm_slot *slot)
 {
     const struct shm *s = r->comm->shm;
     uint64_t bytes = r->count * r->esize;
-    slot->large.send = r->op == TN_CALL_BROADCAST && r->root != r->comm->me
-                           ? 0
-                           : shm_locate(s, r->in, bytes * (uint64_t)in_pieces(r));
+    slot->large.send =
+        r->op == TN_CALL_BROADCAST && r->root != r->comm->me ? 0 : shm_locate(s, r->in, bytes * (uint64_t)in_pieces(r));
     slot->large.recv = shm_locate(s, r->out, bytes * (uint64_t)out_pieces(r));
     atomic_store_explicit(&slot->large.rounds, 0, memory_order_relaxed);
 }
@@ -140,8 +141,10 @@ static void print_call(const struct shm_slot *slot, char *to, size_t bytes)
                  (int)slot->root);
     else
         snprintf(to, bytes, "%s%s of %" PRIu64 " %s", tn_call_name(op),
-                 reduces && red == TN_RED_MAX ? " (max)" : reduces ? " (sum)" : "", slot->count,
-                 tn_call_dtype_name(dtype));
+                 reduces && red == TN_RED_MAX ? " (max)"
+                 : reduces                    ? " (sum)"
+                                              : "",
+                 slot->count, tn_call_dtype_name(dtype));
 }
 
 /* All members compare with member 0, so all name the same two. */
@@ -264,9 +267,7 @@ static void finish_small(struct tn_request *r)
         for (int32_t i = 0; i < c->n; i++)
             c->in_ptrs[i] = (const char *)c->in_ptrs[i] + (uint64_t)c->me * bytes;
         /* fallthrough */
-    case TN_CALL_ALL_REDUCE:
-        c->shm->kernels->reduce(r->dtype, r->red, c->in_ptrs, c->n, &out, 1, r->count, 0);
-        break;
+    case TN_CALL_ALL_REDUCE: c->shm->kernels->reduce(r->dtype, r->red, c->in_ptrs, c->n, &out, 1, r->count, 0); break;
     case TN_CALL_ALL_GATHER:
         for (int32_t i = 0; i < c->n; i++)
             memcpy(r->out + (uint64_t)i * bytes, c->in_ptrs[i], bytes);
@@ -275,11 +276,8 @@ static void finish_small(struct tn_request *r)
         for (int32_t i = 0; i < c->n; i++)
             memcpy(r->out + (uint64_t)i * bytes, (const char *)c->in_ptrs[i] + (uint64_t)c->me * bytes, bytes);
         break;
-    case TN_CALL_BROADCAST:
-        memcpy(r->out, c->in_ptrs[r->root], bytes);
-        break;
-    default:
-        break;
+    case TN_CALL_BROADCAST: memcpy(r->out, c->in_ptrs[r->root], bytes); break;
+    default: break;
     }
 }
 
@@ -361,15 +359,9 @@ static void work(const struct tn_request *r, uint32_t round, uint32_t slice)
     uint64_t count = elements - from < r->slice_elements ? elements - from : r->slice_elements;
     switch (r->op) {
     case TN_CALL_ALL_REDUCE:
-    case TN_CALL_REDUCE_SCATTER:
-        reduce_slice(r, round, piece, from, count);
-        break;
-    case TN_CALL_ALL_TO_ALL:
-        deal_slice(r, round, piece, from, count);
-        break;
-    default:
-        spread_slice(r, round, piece, from, count);
-        break;
+    case TN_CALL_REDUCE_SCATTER: reduce_slice(r, round, piece, from, count); break;
+    case TN_CALL_ALL_TO_ALL: deal_slice(r, round, piece, from, count); break;
+    default: spread_slice(r, round, piece, from, count); break;
     }
 }
 
@@ -592,7 +584,8 @@ static tn_status start(struct tn_comm *c, struct tn_request make, struct tn_requ
 
 tn_status shm_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **r)
 {
-    struct tn_request make = { .op = a->op, .dtype = a->dtype, .red = a->red, .root = a->peer, .count = a->count,
-                               .in = a->send, .out = a->recv };
+    struct tn_request make = {
+        .op = a->op, .dtype = a->dtype, .red = a->red, .root = a->peer, .count = a->count, .in = a->send, .out = a->recv
+    };
     return a->op == TN_CALL_SEND || a->op == TN_CALL_RECV ? shm_p2p_start(c, make, r) : start(c, make, r);
 }

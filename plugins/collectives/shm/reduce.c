@@ -86,15 +86,15 @@ ALWAYS f32_vec widen(u16_vec h)
 /* Bitwise choice; a NaN anywhere gives NaN. */
 #define MAX(type, mask, a, b) choose_##type((mask)(((b) > (a)) | ((b) != (b))), a, b)
 
-#define CHOOSE(type, mask)                           \
+#define CHOOSE(type, mask)                                 \
     ALWAYS type choose_##type(mask second, type a, type b) \
-    {                                                \
-        mask x, y;                                   \
-        memcpy(&x, &a, sizeof x);                    \
-        memcpy(&y, &b, sizeof y);                    \
-        x = (second & y) | (~second & x);            \
-        memcpy(&a, &x, sizeof a);                    \
-        return a;                                    \
+    {                                                      \
+        mask x, y;                                         \
+        memcpy(&x, &a, sizeof x);                          \
+        memcpy(&y, &b, sizeof y);                          \
+        x = (second & y) | (~second & x);                  \
+        memcpy(&a, &x, sizeof a);                          \
+        return a;                                          \
     }
 CHOOSE(f32_vec, u32_vec)
 CHOOSE(f64_vec, u64_vec)
@@ -105,55 +105,55 @@ CHOOSE(i64_vec, u64_vec)
 
 /* `bytes` of elements at `at`, from n sources to m destinations. acc: the accumulators' type,
  * raw: the elements' (unsigned for integer sums, which wrap round). */
-#define KERNEL(name, raw, acc_type, mask, LOAD, STORE, COMBINE)                                                     \
-    ALWAYS void name##_line(const void *const *in, int n, void *const *out, int m, uint64_t at, size_t bytes,       \
-                            int stream)                                                                             \
-    {                                                                                                               \
-        raw x = { 0 };                                                                                              \
-        memcpy(&x, (const char *)in[0] + at, bytes);                                                                \
-        acc_type acc = LOAD(x);                                                                                     \
-        for (int s = 1; s < n; s++) {                                                                               \
-            memcpy(&x, (const char *)in[s] + at, bytes);                                                            \
-            acc_type y = LOAD(x);                                                                                   \
-            acc = COMBINE(acc_type, mask, acc, y);                                                                  \
-        }                                                                                                           \
-        raw z = STORE(acc);                                                                                         \
-        for (int i = 0; i < m; i++) {                                                                               \
-            if (stream)                                                                                             \
-                store_past((char *)out[i] + at, &z, bytes);                                                         \
-            else                                                                                                    \
-                memcpy((char *)out[i] + at, &z, bytes);                                                             \
-        }                                                                                                           \
-    }                                                                                                               \
-    ALWAYS void name##_lines(const void *const *in, int n, void *const *out, int m, uint64_t bytes, int stream)     \
-    {                                                                                                               \
-        uint64_t at = 0;                                                                                            \
-        const void *sources[8];                                                                                     \
-        void *destinations[8];                                                                                      \
-        for (int i = 0; i < n && n <= 8; i++)                                                                       \
-            sources[i] = in[i];                                                                                     \
-        for (int i = 0; i < m && m <= 8; i++)                                                                       \
-            destinations[i] = out[i];                                                                               \
-        for (; at + sizeof(raw) <= bytes; at += sizeof(raw)) {                                                      \
-            for (int s = 0; s < n && AHEAD > 0; s++)                                                                \
-                __builtin_prefetch((const char *)(n <= 8 ? sources : in)[s] + at + AHEAD);                          \
-            name##_line(n <= 8 ? sources : in, n, m <= 8 ? destinations : out, m, at, sizeof(raw), stream);         \
-        }                                                                                                           \
-        if (at < bytes)                                                                                             \
-            name##_line(in, n, out, m, at, bytes - at, 0);                                                          \
-    }                                                                                                               \
-    static void name(const void *const *in, int n, void *const *out, int m, uint64_t bytes, int stream)             \
-    {                                                                                                               \
-        if (stream)                                                                                                 \
-            name##_lines(in, n, out, m, bytes, 1);                                                                  \
-        else if (n == 2 && m == 2)                                                                                  \
-            name##_lines(in, 2, out, 2, bytes, 0);                                                                  \
-        else if (n == 4 && m == 4)                                                                                  \
-            name##_lines(in, 4, out, 4, bytes, 0);                                                                  \
-        else if (n == 8 && m == 8)                                                                                  \
-            name##_lines(in, 8, out, 8, bytes, 0);                                                                  \
-        else                                                                                                        \
-            name##_lines(in, n, out, m, bytes, 0);                                                                  \
+#define KERNEL(name, raw, acc_type, mask, LOAD, STORE, COMBINE)                                                 \
+    ALWAYS void name##_line(const void *const *in, int n, void *const *out, int m, uint64_t at, size_t bytes,   \
+                            int stream)                                                                         \
+    {                                                                                                           \
+        raw x = { 0 };                                                                                          \
+        memcpy(&x, (const char *)in[0] + at, bytes);                                                            \
+        acc_type acc = LOAD(x);                                                                                 \
+        for (int s = 1; s < n; s++) {                                                                           \
+            memcpy(&x, (const char *)in[s] + at, bytes);                                                        \
+            acc_type y = LOAD(x);                                                                               \
+            acc = COMBINE(acc_type, mask, acc, y);                                                              \
+        }                                                                                                       \
+        raw z = STORE(acc);                                                                                     \
+        for (int i = 0; i < m; i++) {                                                                           \
+            if (stream)                                                                                         \
+                store_past((char *)out[i] + at, &z, bytes);                                                     \
+            else                                                                                                \
+                memcpy((char *)out[i] + at, &z, bytes);                                                         \
+        }                                                                                                       \
+    }                                                                                                           \
+    ALWAYS void name##_lines(const void *const *in, int n, void *const *out, int m, uint64_t bytes, int stream) \
+    {                                                                                                           \
+        uint64_t at = 0;                                                                                        \
+        const void *sources[8];                                                                                 \
+        void *destinations[8];                                                                                  \
+        for (int i = 0; i < n && n <= 8; i++)                                                                   \
+            sources[i] = in[i];                                                                                 \
+        for (int i = 0; i < m && m <= 8; i++)                                                                   \
+            destinations[i] = out[i];                                                                           \
+        for (; at + sizeof(raw) <= bytes; at += sizeof(raw)) {                                                  \
+            for (int s = 0; s < n && AHEAD > 0; s++)                                                            \
+                __builtin_prefetch((const char *)(n <= 8 ? sources : in)[s] + at + AHEAD);                      \
+            name##_line(n <= 8 ? sources : in, n, m <= 8 ? destinations : out, m, at, sizeof(raw), stream);     \
+        }                                                                                                       \
+        if (at < bytes)                                                                                         \
+            name##_line(in, n, out, m, at, bytes - at, 0);                                                      \
+    }                                                                                                           \
+    static void name(const void *const *in, int n, void *const *out, int m, uint64_t bytes, int stream)         \
+    {                                                                                                           \
+        if (stream)                                                                                             \
+            name##_lines(in, n, out, m, bytes, 1);                                                              \
+        else if (n == 2 && m == 2)                                                                              \
+            name##_lines(in, 2, out, 2, bytes, 0);                                                              \
+        else if (n == 4 && m == 4)                                                                              \
+            name##_lines(in, 4, out, 4, bytes, 0);                                                              \
+        else if (n == 8 && m == 8)                                                                              \
+            name##_lines(in, 8, out, 8, bytes, 0);                                                              \
+        else                                                                                                    \
+            name##_lines(in, n, out, m, bytes, 0);                                                              \
     }
 
 KERNEL(sum_f32, f32_vec, f32_vec, u32_vec, SAME, SAME, SUM)
@@ -175,8 +175,10 @@ static void reduce(uint32_t dtype, uint32_t red, const void *const *in, int n, v
     static const struct {
         kernel *sum, *max;
         uint32_t bytes;
-    } kernels[] = { [TN_F32] = { sum_f32, max_f32, 4 }, [TN_BF16] = { sum_bf16, max_bf16, 2 },
-                    [TN_F64] = { sum_f64, max_f64, 8 }, [TN_I32] = { sum_i32, max_i32, 4 },
+    } kernels[] = { [TN_F32] = { sum_f32, max_f32, 4 },
+                    [TN_BF16] = { sum_bf16, max_bf16, 2 },
+                    [TN_F64] = { sum_f64, max_f64, 8 },
+                    [TN_I32] = { sum_i32, max_i32, 4 },
                     [TN_I64] = { sum_i64, max_i64, 8 } };
     stream = stream && are_aligned(out, m);
     kernel *k = red == TN_RED_MAX ? kernels[dtype].max : kernels[dtype].sum;

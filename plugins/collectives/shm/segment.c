@@ -31,7 +31,7 @@ struct card {
 /* What goes over a socket. */
 struct note {
     uint32_t hello;
-    int32_t rank; /* from a rank that connects */
+    int32_t rank;          /* from a rank that connects */
     int32_t status, index; /* from rank 0, with a file */
     uint64_t bytes;
 };
@@ -244,8 +244,8 @@ static tn_status serve(struct shm *s, uint64_t deadline)
     if (getrandom(&salt, sizeof salt, 0) < 0)
         salt = shm_now();
     char name[80];
-    uint32_t bytes = (uint32_t)snprintf(name, sizeof name, "tenon-shm-%016" PRIx64 "-%016" PRIx64, s->bootstrap.job_id,
-                                        salt);
+    uint32_t bytes =
+        (uint32_t)snprintf(name, sizeof name, "tenon-shm-%016" PRIx64 "-%016" PRIx64, s->bootstrap.job_id, salt);
     int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     struct sockaddr_un at;
     socklen_t length = socket_name(&at, name, bytes);
@@ -282,8 +282,10 @@ static tn_status join(struct shm *s, uint64_t deadline)
         return s->host->fail(s->host, TN_IO, "shm: socket: %s", strerror(errno));
     s->sockets[0] = fd;
     if (connect(fd, (struct sockaddr *)&at, length) != 0)
-        return s->host->fail(s->host, TN_IO, "shm: cannot reach rank %d: %s; are the ranks in different network "
-                                             "namespaces (containers)?", (int)s->world[0], strerror(errno));
+        return s->host->fail(s->host, TN_IO,
+                             "shm: cannot reach rank %d: %s; are the ranks in different network "
+                             "namespaces (containers)?",
+                             (int)s->world[0], strerror(errno));
     if (!is_our_user(fd))
         return s->host->fail(s->host, TN_IO, "shm: rank %d belongs to another user", (int)s->world[0]);
     struct note note = { .hello = HELLO, .rank = s->rank };
@@ -408,8 +410,10 @@ static tn_status share_segment(struct shm *s, const struct layout *l, int *fd, u
     if (s->rank != 0) {
         tn_status st = receive_note(s, s->sockets[0], &note, fd, deadline, "mem_alloc");
         if (st == TN_OK && (note.status != 0 || *fd < 0))
-            return s->host->fail(s->host, TN_NO_MEMORY, "shm: rank %d cannot make %" PRIu64 " bytes of shared memory: "
-                                 "%s", (int)s->world[0], l->bytes, strerror(note.status));
+            return s->host->fail(s->host, TN_NO_MEMORY,
+                                 "shm: rank %d cannot make %" PRIu64 " bytes of shared memory: "
+                                 "%s",
+                                 (int)s->world[0], l->bytes, strerror(note.status));
         return st;
     }
     *fd = make_segment(l);

@@ -17,8 +17,13 @@
 
 #include "shm.h"
 
-enum { MAX_CPUS = 1024, DEFAULT_CACHE = 32 << 20, OWN_CORE_SPIN_US = 300, SHARED_CORE_SPIN_US = 50,
-       PAUSES = 256 /* several microseconds */ };
+enum {
+    MAX_CPUS = 1024,
+    DEFAULT_CACHE = 32 << 20,
+    OWN_CORE_SPIN_US = 300,
+    SHARED_CORE_SPIN_US = 50,
+    PAUSES = 256 /* several microseconds */
+};
 
 uint64_t shm_now(void)
 {
@@ -142,7 +147,9 @@ static void destroy(void *self)
 static tn_status caps(void *self, struct tn_collective_caps *caps)
 {
     const struct shm *s = self;
-    struct tn_collective_caps have = { .in_place_peers = 1, .needs_progress = 1, .host_memory = 1, .one_host = !s->any_host };
+    struct tn_collective_caps have = {
+        .in_place_peers = 1, .needs_progress = 1, .host_memory = 1, .one_host = !s->any_host
+    };
     for (uint32_t d = 1; d < 64; d++)
         if (shm_can_reduce(d))
             have.dtypes |= UINT64_C(1) << d;
@@ -207,8 +214,7 @@ static tn_status init(void *self, const struct tn_bootstrap *bootstrap, uint64_t
     s->pauses = s->n <= s->cores ? PAUSES : 0;
     int64_t automatic = s->n <= s->cores ? OWN_CORE_SPIN_US : SHARED_CORE_SPIN_US;
     s->spin_ns = (uint64_t)(s->spin_option_us < 0 ? automatic : s->spin_option_us) * 1000u;
-    s->host->log(s->host, TN_LOG_DEBUG, "%d ranks on %d cores, %s kernels", (int)s->n, (int)s->cores,
-                 s->kernels->name);
+    s->host->log(s->host, TN_LOG_DEBUG, "%d ranks on %d cores, %s kernels", (int)s->n, (int)s->cores, s->kernels->name);
     return TN_OK;
 }
 

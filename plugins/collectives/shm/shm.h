@@ -18,18 +18,18 @@
 #include <tenon/call.h>
 
 enum {
-    RING = 64,             /* collectives of a comm that may be under way */
-    INLINE_BYTES = 232,    /* payload carried inside a slot */
-    MESSAGES = 16,         /* messages of a (sender, receiver) pair that may be under way */
-    MESSAGE_BYTES = 104,   /* payload carried inside a message */
-    PARTS = 16,            /* claim counters of an operation */
-    SEGMENTS = 256,        /* mem_alloc'd memory alive at a time */
-    COMMS = 4096,          /* groups of more than one rank alive at a time, in the whole job */
+    RING = 64,                /* collectives of a comm that may be under way */
+    INLINE_BYTES = 232,       /* payload carried inside a slot */
+    MESSAGES = 16,            /* messages of a (sender, receiver) pair that may be under way */
+    MESSAGE_BYTES = 104,      /* payload carried inside a message */
+    PARTS = 16,               /* claim counters of an operation */
+    SEGMENTS = 256,           /* mem_alloc'd memory alive at a time */
+    COMMS = 4096,             /* groups of more than one rank alive at a time, in the whole job */
     BOUNCE_BYTES = 256 << 10, /* staged per member and direction */
-    PIPE_CHUNK = 32 << 10, /* of a private message; two per pair */
-    POLL_NS = 50000000,    /* between two looks at the bootstrap while waiting */
+    PIPE_CHUNK = 32 << 10,    /* of a private message; two per pair */
+    POLL_NS = 50000000,       /* between two looks at the bootstrap while waiting */
     NAME_BYTES = 32,
-    LINE = 128             /* two cache lines: what one core's prefetcher pulls together */
+    LINE = 128 /* two cache lines: what one core's prefetcher pulls together */
 };
 
 #define LOC_PRIVATE UINT64_MAX /* a buffer that peers cannot read */
@@ -41,8 +41,8 @@ enum {
  * stream: the destinations are not read again soon and differ from the sources. */
 struct shm_kernels {
     const char *name;
-    void (*reduce)(uint32_t dtype, uint32_t red, const void *const *in, int n, void *const *out, int m,
-                   uint64_t count, int stream);
+    void (*reduce)(uint32_t dtype, uint32_t red, const void *const *in, int n, void *const *out, int m, uint64_t count,
+                   int stream);
     void (*copy)(const void *in, void *const *out, int m, uint64_t bytes, int stream);
 };
 const struct shm_kernels *shm_kernels_pick(void);
@@ -94,8 +94,8 @@ struct shm_slot {
     uint64_t count;
     union {
         struct {
-            uint64_t send, recv;      /* where: segment and offset, or LOC_PRIVATE */
-            _Atomic uint32_t rounds;  /* staged: rounds whose input it has laid out */
+            uint64_t send, recv;     /* where: segment and offset, or LOC_PRIVATE */
+            _Atomic uint32_t rounds; /* staged: rounds whose input it has laid out */
         } large;
         unsigned char data[INLINE_BYTES];
     };
@@ -106,8 +106,8 @@ struct shm_state {
     struct {
         _Alignas(64) _Atomic uint32_t claimed; /* slices, counted on from round to round */
     } parts[PARTS];
-    _Alignas(LINE) _Atomic uint32_t done;           /* slices, of all parts and rounds */
-    _Atomic uint32_t ready;                         /* times a staging member was ready */
+    _Alignas(LINE) _Atomic uint32_t done; /* slices, of all parts and rounds */
+    _Atomic uint32_t ready;               /* times a staging member was ready */
 };
 
 struct shm_message {
@@ -140,13 +140,12 @@ struct shm_block {
 
 /* ---- one rank's own ---- */
 
-
 struct tn_request {
     struct tn_comm *comm;
     struct tn_request *next; /* free list, or the queue of a flow */
     tn_status status;        /* TN_PENDING, then the outcome */
     uint32_t op, dtype, red, esize;
-    int32_t root;            /* of broadcast; the other side of send and recv */
+    int32_t root; /* of broadcast; the other side of send and recv */
     uint64_t number, count;
     const char *in;
     char *out;
@@ -174,8 +173,8 @@ struct tn_comm {
     struct shm *shm;
     char name[NAME_BYTES];
     int32_t n, me;
-    int32_t *ranks; /* of the world, for messages */
-    int32_t *seats; /* the same among those of this host */
+    int32_t *ranks;             /* of the world, for messages */
+    int32_t *seats;             /* the same among those of this host */
     uint32_t entry, generation; /* its place in the control file */
     struct shm_block *block;
     uint64_t block_bytes;
@@ -191,7 +190,7 @@ struct tn_comm {
     uint64_t room;                 /* slots are free below this number */
     int32_t missing;               /* the member seen missing last */
     struct shm_flow *sends, *recvs;
-    uint32_t n_flows;              /* p2p requests under way */
+    uint32_t n_flows; /* p2p requests under way */
     struct tn_comm *next_active;
     int is_active;
 
@@ -212,10 +211,10 @@ struct shm {
     const struct tn_host *host;
     struct tn_bootstrap bootstrap;
     const struct shm_kernels *kernels;
-    int32_t rank, n;              /* among the ranks of this host, which alone take part */
-    int32_t *world;               /* their ranks in the world */
-    int32_t *seats;               /* of each rank of the world: its place here, -1: it is on another host */
-    int any_host;                 /* the option */
+    int32_t rank, n; /* among the ranks of this host, which alone take part */
+    int32_t *world;  /* their ranks in the world */
+    int32_t *seats;  /* of each rank of the world: its place here, -1: it is on another host */
+    int any_host;    /* the option */
     int64_t spin_option_us;
     uint64_t spin_ns, timeout_ns, next_poll_ns;
     uint32_t pauses;        /* looks at the peers before giving way: none without a core for each rank */
@@ -267,11 +266,11 @@ void shm_progress(void *self);
 tn_status shm_last_error(struct tn_comm *c, struct tn_comm_error *error);
 
 /* An error of the calls on a comm: kept for last_error and told to the host. */
-tn_status shm_error(struct tn_comm *c, tn_status status, int32_t peer, const struct tn_request *r, const char *fmt,
-                    ...) TN_PRINTF(5, 6);
+tn_status shm_error(struct tn_comm *c, tn_status status, int32_t peer, const struct tn_request *r, const char *fmt, ...)
+    TN_PRINTF(5, 6);
 /* An error of the whole comm: all members' requests end with it. */
-void shm_comm_fail(struct tn_comm *c, tn_status status, int32_t peer, const struct tn_request *r, const char *fmt,
-                   ...) TN_PRINTF(5, 6);
+void shm_comm_fail(struct tn_comm *c, tn_status status, int32_t peer, const struct tn_request *r, const char *fmt, ...)
+    TN_PRINTF(5, 6);
 /* TN_OK, or the comm's failure, told to the host. */
 tn_status shm_failure(struct tn_comm *c);
 struct tn_request *shm_request_new(struct tn_comm *c);

@@ -41,9 +41,9 @@ struct tn_comm {
     struct trace *trace;
     struct tn_comm *below;
     struct group *group;
-    uint64_t calls;             /* on this comm, of all kinds */
+    uint64_t calls; /* on this comm, of all kinds */
     struct tn_request *unused;
-    struct tn_request *made;    /* all requests, to be freed with the comm */
+    struct tn_request *made; /* all requests, to be freed with the comm */
 };
 
 struct tn_request {
@@ -221,8 +221,9 @@ static struct tn_request *begin(struct tn_comm *c, const struct tn_call *what)
         next_made = c->made;
         c->made = r;
     }
-    *r = (struct tn_request){ .comm = c, .next_made = next_made, .call = *what, .number = c->calls++,
-                              .began_ns = now_ns() };
+    *r = (struct tn_request){
+        .comm = c, .next_made = next_made, .call = *what, .number = c->calls++, .began_ns = now_ns()
+    };
     return r;
 }
 

@@ -37,24 +37,26 @@ int ucx_can_reduce(uint32_t dtype);
 
 /* ---- messages ---- */
 
-enum { KIND_DATA,     /* of a collective */
-       KIND_MESSAGE,  /* send to recv */
-       KIND_JOIN,     /* `from` is in comm_create; piece 1: and connected to this rank */
-       KIND_ASK,      /* have you come to collective `number`? */
-       KIND_ANSWER,   /* piece: 1 yes, 0 no */
-       KIND_CONFLICT, /* my collective `number` is this one */
-       KIND_FAILED }; /* the group has failed: member `piece` is gone */
+enum {
+    KIND_DATA,     /* of a collective */
+    KIND_MESSAGE,  /* send to recv */
+    KIND_JOIN,     /* `from` is in comm_create; piece 1: and connected to this rank */
+    KIND_ASK,      /* have you come to collective `number`? */
+    KIND_ANSWER,   /* piece: 1 yes, 0 no */
+    KIND_CONFLICT, /* my collective `number` is this one */
+    KIND_FAILED
+}; /* the group has failed: member `piece` is gone */
 
 /* Goes before the data of every message. The ranks of a job are of one byte order. */
 struct ucx_head {
-    uint64_t key;   /* the group's: of its members, and which one in turn of those that the same members made */
+    uint64_t key; /* the group's: of its members, and which one in turn of those that the same members made */
     uint32_t turn;
     uint16_t kind;
     uint16_t phase; /* of the algorithm */
     int32_t from;   /* member */
     uint32_t piece; /* segment, round or member */
     uint64_t number, count;
-    uint32_t what;  /* op, dtype, reduction */
+    uint32_t what; /* op, dtype, reduction */
     int32_t root;
 };
 
@@ -100,21 +102,21 @@ struct tn_request {
     uint64_t waited_ns; /* for since then; 0: not yet */
     /* collectives (ops.c) */
     uint8_t way;
-    uint32_t expected, got;   /* messages */
-    uint32_t round;           /* of doubling, barrier */
-    uint64_t rounds_got;      /* a bit each */
+    uint32_t expected, got; /* messages */
+    uint32_t round;         /* of doubling, barrier */
+    uint64_t rounds_got;    /* a bit each */
     char *scratch;
     int scratch_class;
-    uint64_t segment;         /* elements of each piece in a segment */
+    uint64_t segment; /* elements of each piece in a segment */
     uint32_t segments, sent, reduced;
-    uint32_t parts_got[2];    /* of the segments being collected */
-    struct ucx_in *held;      /* came early */
+    uint32_t parts_got[2]; /* of the segments being collected */
+    struct ucx_in *held;   /* came early */
 };
 
 /* ---- groups ---- */
 
-struct ucx_flow { /* messages with one member */
-    uint64_t sent, received; /* numbers of the next */
+struct ucx_flow {               /* messages with one member */
+    uint64_t sent, received;    /* numbers of the next */
     struct tn_request *waiting; /* receives */
     struct ucx_in *came;
 };
@@ -147,7 +149,7 @@ struct tn_comm {
     struct tn_request *owner;           /* of the large scratch */
     char *large;
     uint64_t large_bytes;
-    struct ucx_block *blocks[2];        /* small scratch that is free */
+    struct ucx_block *blocks[2]; /* small scratch that is free */
 
     atomic_int is_aborted;
     tn_status failed;
@@ -156,17 +158,22 @@ struct tn_comm {
     /* trouble */
     uint64_t asked, asked_ns; /* collective, when last */
     uint32_t round;           /* of asking, from 1; 0: nobody was asked */
-    struct ucx_answer { uint32_t round; uint8_t is_there; } *answers;
+    struct ucx_answer {
+        uint32_t round;
+        uint8_t is_there;
+    } * answers;
     uint8_t is_split; /* members disagree on collective split_at */
     uint64_t split_at, split_ns;
     struct ucx_call *calls;
     uint8_t has_told; /* the others what this rank calls */
 
-    struct tn_comm *next;    /* of the instance */
-    struct tn_comm *chain;   /* of its bucket */
+    struct tn_comm *next;  /* of the instance */
+    struct tn_comm *chain; /* of its bucket */
 };
 
-struct ucx_block { struct ucx_block *next; };
+struct ucx_block {
+    struct ucx_block *next;
+};
 
 /* ---- the instance ---- */
 
@@ -186,8 +193,8 @@ struct ucx_peer {
     int32_t pid;
     uint8_t is_dead, is_near; /* near: on this host */
     uint8_t is_connected;
-    void *flush;              /* the request that ends once it is */
-    ucs_status_t why;         /* it is dead */
+    void *flush;      /* the request that ends once it is */
+    ucs_status_t why; /* it is dead */
 };
 
 struct backend {
@@ -218,9 +225,22 @@ struct backend {
     /* groups */
     struct tn_comm *comms;
     struct tn_comm *bucket[BUCKETS];
-    struct ucx_made { uint64_t key; uint32_t times; struct ucx_made *next; } *made_groups;
-    struct ucx_joining { uint64_t key; uint32_t turn; struct ucx_joining *next; uint8_t joined[]; } *joining;
-    struct ucx_memory { char *base; uint64_t bytes; ucp_mem_h handle; } memories[MEMORIES];
+    struct ucx_made {
+        uint64_t key;
+        uint32_t times;
+        struct ucx_made *next;
+    } * made_groups;
+    struct ucx_joining {
+        uint64_t key;
+        uint32_t turn;
+        struct ucx_joining *next;
+        uint8_t joined[];
+    } * joining;
+    struct ucx_memory {
+        char *base;
+        uint64_t bytes;
+        ucp_mem_h handle;
+    } memories[MEMORIES];
     uint32_t n_memories;
     uint64_t probe_word;
 };
@@ -259,7 +279,7 @@ void ucx_say(struct tn_comm *c, struct tn_request *owner, int32_t member, struct
 struct ucx_head ucx_head_of(const struct tn_request *r, int kind, uint32_t phase, uint32_t piece);
 /* Puts a message's data at `to`; tells ops.c or p2p.c once it is there. */
 void ucx_take(struct tn_request *r, struct ucx_in *in, char *to);
-void ucx_drop(struct ucx_in *in);  /* and its data */
+void ucx_drop(struct ucx_in *in); /* and its data */
 /* Handles what is in the inbox. Returns how much it was. */
 int ucx_read_inbox(struct backend *b);
 void ucx_adopt_orphans(struct tn_comm *c);
@@ -285,7 +305,7 @@ void ucx_p2p_settle(struct tn_request *r);
 /* wait.c */
 struct tn_request *ucx_request_new(struct tn_comm *c);
 void ucx_request_recycle(struct tn_request *r); /* once UCX has nothing of it */
-int ucx_advance(struct backend *b); /* returns whether anything happened */
+int ucx_advance(struct backend *b);             /* returns whether anything happened */
 /* Sleeps until something comes, but not beyond `until_ns`. */
 void ucx_sleep(struct backend *b, uint64_t until_ns);
 tn_status ucx_test(struct tn_request *r);

@@ -21,8 +21,15 @@
 #include <ucs/config/global_opts.h>
 #include <unistd.h>
 
-enum { NAP_NS = 200 * 1000, ADDRESS_BYTES = 16384, FLUSH_NS = 1000 * 1000 * 1000, BROKEN_FLUSH_NS = 100 * 1000 * 1000,
-       OWN_CORE_SPIN_US = 300, SHARED_CORE_SPIN_US = 50, WORD_BITS = 64 };
+enum {
+    NAP_NS = 200 * 1000,
+    ADDRESS_BYTES = 16384,
+    FLUSH_NS = 1000 * 1000 * 1000,
+    BROKEN_FLUSH_NS = 100 * 1000 * 1000,
+    OWN_CORE_SPIN_US = 300,
+    SHARED_CORE_SPIN_US = 50,
+    WORD_BITS = 64
+};
 
 /* ---- through the bootstrap ---- */
 
@@ -79,7 +86,9 @@ static uint64_t hash_of_machine(void)
 static void fill_card(struct backend *b, struct ucx_card *card)
 {
     cpu_set_t set;
-    *card = (struct ucx_card){ .host = b->bootstrap.host_id, .machine = hash_of_machine(), .pid = (int32_t)getpid(),
+    *card = (struct ucx_card){ .host = b->bootstrap.host_id,
+                               .machine = hash_of_machine(),
+                               .pid = (int32_t)getpid(),
                                .probe = (uint64_t)(uintptr_t)&b->probe_word };
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) == 0)
@@ -97,9 +106,9 @@ static int try_reading(const struct ucx_card *card)
 }
 
 struct surroundings {
-    int is_machine_split;  /* ranks of one machine cannot share memory */
+    int is_machine_split; /* ranks of one machine cannot share memory */
     int near, cores;
-    int32_t unreadable;    /* a neighbour; -1: none */
+    int32_t unreadable; /* a neighbour; -1: none */
     int unreadable_errno;
 };
 
@@ -108,8 +117,9 @@ static void judge_cards(struct backend *b, const struct ucx_card *cards, struct 
     uint64_t cpus[sizeof cards->cpus / 8] = { 0 };
     *s = (struct surroundings){ .unreadable = -1 };
     for (int32_t i = 0; i < b->n; i++) {
-        b->peers[i] = (struct ucx_peer){ .backend = b, .host = cards[i].host, .pid = cards[i].pid,
-                                         .is_near = cards[i].host == cards[b->rank].host };
+        b->peers[i] = (struct ucx_peer){
+            .backend = b, .host = cards[i].host, .pid = cards[i].pid, .is_near = cards[i].host == cards[b->rank].host
+        };
         for (int32_t k = 0; k < i; k++)
             s->is_machine_split |= cards[i].machine == cards[k].machine && cards[i].host != cards[k].host;
         if (!b->peers[i].is_near)
@@ -181,11 +191,12 @@ static tn_status choose_transports(struct backend *b, ucp_config_t *config, cons
     }
     if (s->unreadable < 0)
         return TN_OK;
-    b->host->log(b->host, TN_LOG_WARN,
-                 "the memory of rank %d (process %d) cannot be read: %s. Large messages are copied through shared memory "
-                 "instead, which is slower. Ranks of one user may read each other with kernel.yama.ptrace_scope = 0, "
-                 "or with CAP_SYS_PTRACE in a container",
-                 (int)s->unreadable, (int)b->peers[s->unreadable].pid, strerror(s->unreadable_errno));
+    b->host->log(
+        b->host, TN_LOG_WARN,
+        "the memory of rank %d (process %d) cannot be read: %s. Large messages are copied through shared memory "
+        "instead, which is slower. Ranks of one user may read each other with kernel.yama.ptrace_scope = 0, "
+        "or with CAP_SYS_PTRACE in a container",
+        (int)s->unreadable, (int)b->peers[s->unreadable].pid, strerror(s->unreadable_errno));
     return set(b, config, "transports", "TLS", "^cma");
 }
 
@@ -265,7 +276,8 @@ static tn_status make_worker(struct backend *b)
     if (result != UCS_OK)
         return b->host->fail(b->host, TN_ERROR, "ucx: UCX gives no worker: %s%s", ucs_status_string(result),
                              result == UCS_ERR_NO_MEMORY ? "; is /dev/shm full (df /dev/shm)? [ucx] transports = tcp "
-                                                           "does without it" : "");
+                                                           "does without it"
+                                                         : "");
     tn_status status = bytes <= ADDRESS_BYTES ? put_value(b, "address", address, (uint32_t)bytes)
                                               : b->host->fail(b->host, TN_ERROR, "ucx: an address of %zu bytes", bytes);
     ucp_worker_release_address(b->worker, address);

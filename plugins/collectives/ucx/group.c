@@ -208,7 +208,7 @@ static tn_status check_ranks(const struct backend *b, const int32_t *ranks, int3
 void ucx_comm_free(struct tn_comm *c)
 {
     const struct tn_host *host = c->backend->host;
-    for (int class = 0; class < 2; class++)
+    for (int class = 0; class < 2; class ++)
         while (c->blocks[class]) {
             struct ucx_block *next = c->blocks[class]->next;
             host->release(host, c->blocks[class]);

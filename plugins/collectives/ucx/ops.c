@@ -23,7 +23,7 @@
 
 enum { TINY_CLASS, SMALL_CLASS, LARGE_CLASS, NO_CLASS }; /* of scratch */
 enum { TINY_SCRATCH = 512, WINDOW = 2 /* segments being collected */ };
-enum { TERMS, SUMS }; /* phases of an all_reduce in parts */
+enum { TERMS, SUMS };  /* phases of an all_reduce in parts */
 enum { DEALT, GIVEN }; /* phases of a broadcast in parts */
 
 uint32_t ucx_what(const struct tn_request *r)
@@ -46,7 +46,9 @@ struct tn_request *ucx_op_find(struct tn_comm *c, uint64_t number)
 
 /* ---- cutting ---- */
 
-struct cut { uint64_t at, length; }; /* elements */
+struct cut {
+    uint64_t at, length;
+}; /* elements */
 
 /* Part `m` of `length` elements cut for n members. */
 static struct cut part(uint64_t length, int32_t n, int32_t m)
@@ -184,7 +186,10 @@ static void add_segment(struct tn_request *r)
 
 /* ---- where a message belongs: 1 and `to`; 0: no room yet; -1: nowhere ---- */
 
-struct place { char *to; uint64_t bytes; };
+struct place {
+    char *to;
+    uint64_t bytes;
+};
 
 static int place_part(const struct tn_request *r, const struct ucx_head *h, struct place *p)
 {
@@ -215,8 +220,7 @@ static int place_of(const struct tn_request *r, const struct ucx_head *h, struct
         return 1;
     }
     switch (r->way) {
-    case WAY_PARTS:
-        return place_part(r, h, p);
+    case WAY_PARTS: return place_part(r, h, p);
     case WAY_DOUBLING:
         if (h->piece >= (uint32_t)rounds_of(c->n))
             return -1;
@@ -224,17 +228,14 @@ static int place_of(const struct tn_request *r, const struct ucx_head *h, struct
                 (((uint64_t)c->me >> h->piece ^ 1) << h->piece) * bytes;
         p->bytes = bytes << h->piece;
         return 1;
-    case WAY_RING:
-        p->to += (uint64_t)h->piece * bytes;
-        return h->piece < (uint32_t)c->n ? 1 : -1;
+    case WAY_RING: p->to += (uint64_t)h->piece * bytes; return h->piece < (uint32_t)c->n ? 1 : -1;
     case WAY_SCATTER:
         if (h->piece >= (uint32_t)c->n)
             return -1;
         p->to += part(r->count, c->n, (int32_t)h->piece).at * r->esize;
         p->bytes = part(r->count, c->n, (int32_t)h->piece).length * r->esize;
         return 1;
-    case WAY_TREE:
-        return 1;
+    case WAY_TREE: return 1;
     default: /* direct */
         if (r->op == TN_CALL_BROADCAST)
             return 1;
@@ -254,8 +255,10 @@ static void try_to_take(struct tn_request *r, struct ucx_in *in)
     }
     if (where < 0 || p.bytes != in->bytes) {
         ucx_comm_fail(r->comm, r, TN_CONFLICT, r->comm->ranks[in->head.from],
-                      "rank %d sent %" PRIu64 " bytes of another algorithm; the options of [ucx] must be the same on all "
-                      "ranks", (int)r->comm->ranks[in->head.from], in->bytes);
+                      "rank %d sent %" PRIu64
+                      " bytes of another algorithm; the options of [ucx] must be the same on all "
+                      "ranks",
+                      (int)r->comm->ranks[in->head.from], in->bytes);
         ucx_drop(in);
         return;
     }
@@ -356,11 +359,8 @@ static void choose_way(struct tn_request *r)
         r->way = bytes <= b->eager_bytes || c->n == 2 ? WAY_TREE : c->spans_hosts ? WAY_SCATTER : WAY_DIRECT;
         r->expected = c->me == r->peer ? 0 : r->way == WAY_SCATTER ? (uint32_t)c->n : 1;
         break;
-    case TN_CALL_BARRIER:
-        r->expected = rounds;
-        break;
-    default:
-        break;
+    case TN_CALL_BARRIER: r->expected = rounds; break;
+    default: break;
     }
     if (r->way == WAY_DOUBLING)
         r->expected = rounds;
@@ -578,8 +578,9 @@ static tn_status start(struct tn_comm *c, struct tn_request make, struct tn_requ
 
 tn_status ucx_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **r)
 {
-    struct tn_request make = { .op = a->op, .dtype = a->dtype, .red = a->red, .peer = a->peer, .count = a->count,
-                               .in = a->send, .out = a->recv };
+    struct tn_request make = {
+        .op = a->op, .dtype = a->dtype, .red = a->red, .peer = a->peer, .count = a->count, .in = a->send, .out = a->recv
+    };
     return a->op == TN_CALL_SEND   ? ucx_send(c, make, r)
            : a->op == TN_CALL_RECV ? ucx_recv(c, make, r)
                                    : start(c, make, r);

@@ -1,4 +1,5 @@
-/* Send and recv: messages between two members, numbered on each way, so that they match in order whatever their size. */
+/* Send and recv: messages between two members, numbered on each way, so that they match in order whatever their size.
+ * */
 #include "backend.h"
 
 #include <inttypes.h>
@@ -64,9 +65,8 @@ static void match(struct tn_request *r, struct ucx_in *in)
         ucx_take(r, in, r->out);
         return;
     }
-    r->status = ucx_error(c, r, TN_CONFLICT, from,
-                          "rank %d sends %" PRIu64 " %s, rank %d receives %" PRIu64 " %s", (int)from, h->count,
-                          tn_call_dtype_name(h->what >> 8 & 0xff), (int)c->backend->rank, r->count,
+    r->status = ucx_error(c, r, TN_CONFLICT, from, "rank %d sends %" PRIu64 " %s, rank %d receives %" PRIu64 " %s",
+                          (int)from, h->count, tn_call_dtype_name(h->what >> 8 & 0xff), (int)c->backend->rank, r->count,
                           tn_call_dtype_name(r->dtype));
     ucx_drop(in);
     delist(r);

@@ -30,32 +30,32 @@ static inline uint16_t narrow(float f)
 #define SUM(a, x) ((a) + (x))
 #define MAX(a, x) ((x) > (a) || (x) != (x) ? (x) : (a)) /* a NaN anywhere gives NaN */
 
-#define KERNEL(name, stored, wide, WIDEN, NARROW, JOIN)                                                    \
-    static inline void name##_block(const void *const *in, int n, char *out, uint64_t at, int count)       \
-    {                                                                                                      \
-        stored raw[BLOCK];                                                                                 \
-        wide sum[BLOCK];                                                                                   \
-        memcpy(raw, (const char *)in[0] + at * sizeof(stored), (size_t)count * sizeof(stored));            \
-        for (int i = 0; i < count; i++)                                                                    \
-            sum[i] = WIDEN(raw[i]);                                                                        \
-        for (int s = 1; s < n; s++) {                                                                      \
-            memcpy(raw, (const char *)in[s] + at * sizeof(stored), (size_t)count * sizeof(stored));        \
-            for (int i = 0; i < count; i++) {                                                              \
-                wide term = WIDEN(raw[i]);                                                                 \
-                sum[i] = JOIN(sum[i], term);                                                               \
-            }                                                                                              \
-        }                                                                                                  \
-        for (int i = 0; i < count; i++)                                                                    \
-            raw[i] = NARROW(sum[i]);                                                                       \
-        memcpy(out + at * sizeof(stored), raw, (size_t)count * sizeof(stored));                            \
-    }                                                                                                      \
-    static void name(const void *const *in, int n, void *out, uint64_t count)                              \
-    {                                                                                                      \
-        uint64_t at = 0;                                                                                   \
-        for (; at + BLOCK <= count; at += BLOCK)                                                           \
-            name##_block(in, n, out, at, BLOCK);                                                           \
-        if (at < count)                                                                                    \
-            name##_block(in, n, out, at, (int)(count - at));                                               \
+#define KERNEL(name, stored, wide, WIDEN, NARROW, JOIN)                                              \
+    static inline void name##_block(const void *const *in, int n, char *out, uint64_t at, int count) \
+    {                                                                                                \
+        stored raw[BLOCK];                                                                           \
+        wide sum[BLOCK];                                                                             \
+        memcpy(raw, (const char *)in[0] + at * sizeof(stored), (size_t)count * sizeof(stored));      \
+        for (int i = 0; i < count; i++)                                                              \
+            sum[i] = WIDEN(raw[i]);                                                                  \
+        for (int s = 1; s < n; s++) {                                                                \
+            memcpy(raw, (const char *)in[s] + at * sizeof(stored), (size_t)count * sizeof(stored));  \
+            for (int i = 0; i < count; i++) {                                                        \
+                wide term = WIDEN(raw[i]);                                                           \
+                sum[i] = JOIN(sum[i], term);                                                         \
+            }                                                                                        \
+        }                                                                                            \
+        for (int i = 0; i < count; i++)                                                              \
+            raw[i] = NARROW(sum[i]);                                                                 \
+        memcpy(out + at * sizeof(stored), raw, (size_t)count * sizeof(stored));                      \
+    }                                                                                                \
+    static void name(const void *const *in, int n, void *out, uint64_t count)                        \
+    {                                                                                                \
+        uint64_t at = 0;                                                                             \
+        for (; at + BLOCK <= count; at += BLOCK)                                                     \
+            name##_block(in, n, out, at, BLOCK);                                                     \
+        if (at < count)                                                                              \
+            name##_block(in, n, out, at, (int)(count - at));                                         \
     }
 
 KERNEL(sum_f32, float, float, SAME, SAME, SUM)

@@ -16,8 +16,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SPLIT_NS = 1000 * 1000 * 1000, DEAD_NS = 1000 * 1000 * 1000, PATIENCE_NS = 200 * 1000 * 1000,
-       ASK_NS = 400 * 1000 * 1000, ANSWER_NS = 100 * 1000 * 1000 };
+enum {
+    SPLIT_NS = 1000 * 1000 * 1000,
+    DEAD_NS = 1000 * 1000 * 1000,
+    PATIENCE_NS = 200 * 1000 * 1000,
+    ASK_NS = 400 * 1000 * 1000,
+    ANSWER_NS = 100 * 1000 * 1000
+};
 
 uint64_t ucx_request_bytes(const struct tn_request *r)
 {
@@ -29,8 +34,9 @@ uint64_t ucx_request_bytes(const struct tn_request *r)
 
 static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t peer, const char *fmt, va_list args)
 {
-    int at = r ? snprintf(c->error_text, sizeof c->error_text, "ucx: %s number %" PRIu64 " of group %s, %" PRIu64
-                          " bytes: ", tn_call_name(r->op), r->number, c->name, ucx_request_bytes(r))
+    int at = r ? snprintf(c->error_text, sizeof c->error_text,
+                          "ucx: %s number %" PRIu64 " of group %s, %" PRIu64 " bytes: ", tn_call_name(r->op), r->number,
+                          c->name, ucx_request_bytes(r))
                : snprintf(c->error_text, sizeof c->error_text, "ucx: group %s: ", c->name);
     vsnprintf(c->error_text + at, sizeof c->error_text - (size_t)at, fmt, args);
     c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
@@ -106,8 +112,9 @@ tn_status ucx_last_error(struct tn_comm *c, struct tn_comm_error *error)
 
 static struct ucx_head notice(const struct tn_comm *c, int kind, uint64_t number, uint32_t piece)
 {
-    return (struct ucx_head){ .key = c->key, .turn = c->turn, .kind = (uint16_t)kind, .from = c->me, .piece = piece,
-                              .number = number };
+    return (struct ucx_head){
+        .key = c->key, .turn = c->turn, .kind = (uint16_t)kind, .from = c->me, .piece = piece, .number = number
+    };
 }
 
 static void tell_all(struct tn_comm *c, struct ucx_head head)
@@ -257,7 +264,8 @@ void ucx_look_at_dead(struct backend *b, uint64_t now)
             if (!peer->is_dead || !r || (!c->first && r->peer != i))
                 continue;
             const char *hint = peer->is_near ? "; if it lives, its memory may be closed to this one (ptrace): try "
-                                               "[ucx] transports = ^cma" : "";
+                                               "[ucx] transports = ^cma"
+                                             : "";
             ucx_comm_fail(c, r, TN_PEER, c->ranks[i], "the connection to rank %d is lost (%s)%s", (int)c->ranks[i],
                           ucs_status_string(peer->why), hint);
         }

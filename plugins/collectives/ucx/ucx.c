@@ -173,30 +173,43 @@ static const struct tn_collective table = {
 static const char *const progress_modes[] = { "auto", "poll", "sleep", NULL };
 static const char *const log_levels[] = { "fatal", "error", "warn", "info", "debug", NULL };
 
-#define OPTION(name, kind, fallback_, ...) \
-    { .struct_size = sizeof(struct tn_option), .type = TN_OPT_##kind, .key = name, .fallback = fallback_, __VA_ARGS__ }
+#define OPTION(name, kind, fallback_, ...)                                                                  \
+    {                                                                                                       \
+        .struct_size = sizeof(struct tn_option), .type = TN_OPT_##kind, .key = name, .fallback = fallback_, \
+        __VA_ARGS__                                                                                         \
+    }
 
 static const struct tn_option options[] = {
-    OPTION("transports", STRING, "auto", .help = "What UCX may use, as in UCX_TLS: tcp; ^cma for all but that. auto: "
-           "UCX_TLS if set, else all that work between these ranks."),
-    OPTION("devices", STRING, "auto", .help = "Network interfaces, as in UCX_NET_DEVICES: eth0; mlx5_0:1. auto: "
-           "UCX_NET_DEVICES if set, else all."),
-    OPTION("eager", SIZE, "8K", .min = 0, .max = 1 << 20, .help = "Messages up to this size are sent at once as active "
-           "messages; larger ones are fetched by who receives them, straight into place."),
-    OPTION("small", SIZE, "8K", .min = 0, .max = 1 << 20, .help = "An all_reduce up to this size sends everything to all "
-           "and every rank adds; a larger one is cut in parts that one rank each adds."),
-    OPTION("segment", SIZE, "512K", .min = 4096, .max = 1 << 30, .help = "Reductions move their parts in pieces of this "
-           "size; scratch memory is two for each rank of the group."),
-    OPTION("direct", INT, "16", .min = 1, .max = 65536, .help = "In larger groups than this, small operations go by "
-           "recursive doubling instead of from each rank to all."),
-    OPTION("ring", SIZE, "64K", .min = 0, .max = 1 << 30, .help = "From this size for each rank, an all_gather of a group "
-           "that spans hosts goes round a ring."),
-    OPTION("progress", ENUM, "auto", .choices = progress_modes, .help = "How a rank waits: poll keeps its core busy, "
-           "sleep gives it up at once, auto polls for spin_us and then sleeps."),
-    OPTION("spin_us", INT, "auto", .flags = TN_OPT_AUTO, .min = 0, .max = 1000000, .help = "Microseconds of polling "
-           "before a waiting rank sleeps; auto: 300 where each rank has a core, else 50."),
-    OPTION("keepalive", DURATION, "2s", .min = 1e8, .max = 3.6e12, .help = "A silent connection is asked for a sign of "
-           "life so often, and is given up after a few answers are missed."),
+    OPTION("transports", STRING, "auto",
+           .help = "What UCX may use, as in UCX_TLS: tcp; ^cma for all but that. auto: "
+                   "UCX_TLS if set, else all that work between these ranks."),
+    OPTION("devices", STRING, "auto",
+           .help = "Network interfaces, as in UCX_NET_DEVICES: eth0; mlx5_0:1. auto: "
+                   "UCX_NET_DEVICES if set, else all."),
+    OPTION("eager", SIZE, "8K", .min = 0, .max = 1 << 20,
+           .help = "Messages up to this size are sent at once as active "
+                   "messages; larger ones are fetched by who receives them, straight into place."),
+    OPTION("small", SIZE, "8K", .min = 0, .max = 1 << 20,
+           .help = "An all_reduce up to this size sends everything to all "
+                   "and every rank adds; a larger one is cut in parts that one rank each adds."),
+    OPTION("segment", SIZE, "512K", .min = 4096, .max = 1 << 30,
+           .help = "Reductions move their parts in pieces of this "
+                   "size; scratch memory is two for each rank of the group."),
+    OPTION("direct", INT, "16", .min = 1, .max = 65536,
+           .help = "In larger groups than this, small operations go by "
+                   "recursive doubling instead of from each rank to all."),
+    OPTION("ring", SIZE, "64K", .min = 0, .max = 1 << 30,
+           .help = "From this size for each rank, an all_gather of a group "
+                   "that spans hosts goes round a ring."),
+    OPTION("progress", ENUM, "auto", .choices = progress_modes,
+           .help = "How a rank waits: poll keeps its core busy, "
+                   "sleep gives it up at once, auto polls for spin_us and then sleeps."),
+    OPTION("spin_us", INT, "auto", .flags = TN_OPT_AUTO, .min = 0, .max = 1000000,
+           .help = "Microseconds of polling "
+                   "before a waiting rank sleeps; auto: 300 where each rank has a core, else 50."),
+    OPTION("keepalive", DURATION, "2s", .min = 1e8, .max = 3.6e12,
+           .help = "A silent connection is asked for a sign of "
+                   "life so often, and is given up after a few answers are missed."),
     OPTION("log", ENUM, "fatal", .choices = log_levels, .help = "What UCX itself writes to stdout."),
 };
 

@@ -11,9 +11,13 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SLEEP_NS = 50 * 1000 * 1000, TEST_LOOK = 256 /* calls of test between two looks around */,
-       ADVANCE_TURNS = 16, OWN_TURNS = 64 /* some microseconds before giving way, with a core for each rank */,
-       ANSWER_NS = 150 * 1000 * 1000 };
+enum {
+    SLEEP_NS = 50 * 1000 * 1000,
+    TEST_LOOK = 256 /* calls of test between two looks around */,
+    ADVANCE_TURNS = 16,
+    OWN_TURNS = 64 /* some microseconds before giving way, with a core for each rank */,
+    ANSWER_NS = 150 * 1000 * 1000
+};
 
 static inline void relax(void)
 {

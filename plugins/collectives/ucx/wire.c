@@ -141,9 +141,16 @@ static void sent(void *request, ucs_status_t status, void *user_data)
 struct ucx_head ucx_head_of(const struct tn_request *r, int kind, uint32_t phase, uint32_t piece)
 {
     const struct tn_comm *c = r->comm;
-    return (struct ucx_head){ .key = c->key, .turn = c->turn, .kind = (uint16_t)kind, .phase = (uint16_t)phase,
-                              .from = c->me, .piece = piece, .number = r->number, .count = r->count,
-                              .what = ucx_what(r), .root = r->op == TN_CALL_BROADCAST ? r->peer : 0 };
+    return (struct ucx_head){ .key = c->key,
+                              .turn = c->turn,
+                              .kind = (uint16_t)kind,
+                              .phase = (uint16_t)phase,
+                              .from = c->me,
+                              .piece = piece,
+                              .number = r->number,
+                              .count = r->count,
+                              .what = ucx_what(r),
+                              .root = r->op == TN_CALL_BROADCAST ? r->peer : 0 };
 }
 
 void ucx_say(struct tn_comm *c, struct tn_request *owner, int32_t member, struct ucx_head head, const void *data,
@@ -166,9 +173,9 @@ void ucx_say(struct tn_comm *c, struct tn_request *owner, int32_t member, struct
     };
     if (!is_eager && (param.memh = ucx_memory_of(b, data, bytes)))
         param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-    ucs_status_ptr_t request = b->peers[rank].ep ? ucp_am_send_nbx(b->peers[rank].ep, 0, &out->head, sizeof out->head,
-                                                                   data, bytes, &param)
-                                                 : UCS_STATUS_PTR(UCS_ERR_UNREACHABLE);
+    ucs_status_ptr_t request =
+        b->peers[rank].ep ? ucp_am_send_nbx(b->peers[rank].ep, 0, &out->head, sizeof out->head, data, bytes, &param)
+                          : UCS_STATUS_PTR(UCS_ERR_UNREACHABLE);
     if (UCS_PTR_IS_ERR(request))
         ucx_peer_failed(b, rank, UCS_PTR_STATUS(request));
     if (!UCS_PTR_IS_PTR(request)) {
@@ -293,8 +300,12 @@ static void sort(struct tn_comm *c, struct ucx_in *in)
     if (!is_member)
         return;
     if (h.kind == KIND_ASK) {
-        struct ucx_head answer = { .key = c->key, .turn = c->turn, .kind = KIND_ANSWER, .from = c->me,
-                                   .piece = c->number > h.number, .number = h.number };
+        struct ucx_head answer = { .key = c->key,
+                                   .turn = c->turn,
+                                   .kind = KIND_ANSWER,
+                                   .from = c->me,
+                                   .piece = c->number > h.number,
+                                   .number = h.number };
         ucx_say(c, NULL, h.from, answer, NULL, 0);
     } else if (h.kind == KIND_ANSWER) {
         ucx_answer(c, &h);

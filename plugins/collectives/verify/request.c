@@ -74,8 +74,8 @@ static tn_status tell_silence(const struct tn_request *r, tn_status status)
     char who[32] = "";
     if (below.peer >= 0)
         snprintf(who, sizeof who, "rank %d ", (int)below.peer);
-    snprintf(c->error_text, sizeof c->error_text, "group %s, %s number %" PRIu64 ": %s%s (%s)", c->name,
-             c->error.op, r->mine.number, who, *who ? "has not announced it" : "not all members have announced it",
+    snprintf(c->error_text, sizeof c->error_text, "group %s, %s number %" PRIu64 ": %s%s (%s)", c->name, c->error.op,
+             r->mine.number, who, *who ? "has not announced it" : "not all members have announced it",
              below.message ? below.message : "no reason given");
     return c->verify->host->fail(c->verify->host, status, "%s", c->error_text);
 }
@@ -101,8 +101,8 @@ static tn_status tell_difference(const struct tn_request *r, int32_t other)
     describe(&r->all[other], second, sizeof second);
     keep_error(c, r, c->ranks[other]);
     snprintf(c->error_text, sizeof c->error_text,
-             "group %s, collective number %" PRIu64 ": rank %d calls %s, but rank %d calls %s", c->name,
-             r->mine.number, (int)c->ranks[other], second, (int)c->ranks[0], first);
+             "group %s, collective number %" PRIu64 ": rank %d calls %s, but rank %d calls %s", c->name, r->mine.number,
+             (int)c->ranks[other], second, (int)c->ranks[0], first);
     return c->verify->host->fail(c->verify->host, TN_CONFLICT, "%s", c->error_text);
 }
 
@@ -117,8 +117,12 @@ tn_status verify_announce(struct tn_comm *c, const struct tn_call *what, struct 
     if (!r)
         return v->host->fail(v->host, TN_NO_MEMORY, "no memory for a request");
     r->call = *what;
-    r->mine = (struct announcement){ .number = c->number, .count = what->count, .op = what->op, .dtype = what->dtype,
-                                     .red = what->red, .root = what->peer };
+    r->mine = (struct announcement){ .number = c->number,
+                                     .count = what->count,
+                                     .op = what->op,
+                                     .dtype = what->dtype,
+                                     .red = what->red,
+                                     .root = what->peer };
     tn_status status = v->next->all_gather(c->talk, &r->mine, r->all, WORDS, TN_I32, NULL, &r->below);
     if (status != TN_OK) {
         r->below = NULL;
@@ -195,8 +199,10 @@ static tn_status compare_sums(struct tn_request *r)
     describe(&r->mine, what, sizeof what);
     keep_error(c, r, c->ranks[odd]);
     snprintf(c->error_text, sizeof c->error_text,
-             "group %s, collective number %" PRIu64 ", %s: rank %d has another result than %s, though all must have the "
-             "same", c->name, r->mine.number, what, (int)c->ranks[odd], c->n > 2 ? "the other ranks" : "its peer");
+             "group %s, collective number %" PRIu64
+             ", %s: rank %d has another result than %s, though all must have the "
+             "same",
+             c->name, r->mine.number, what, (int)c->ranks[odd], c->n > 2 ? "the other ranks" : "its peer");
     c->failed = TN_CONFLICT;
     return c->verify->host->fail(c->verify->host, TN_CONFLICT, "%s", c->error_text);
 }

@@ -231,7 +231,8 @@ static const struct tn_option options[] = {
       .type = TN_OPT_BOOL,
       .key = "checksum",
       .fallback = "false",
-      .help = "Also compares what all_reduce, all_gather and broadcast gave the members, which must be the same bytes." },
+      .help =
+          "Also compares what all_reduce, all_gather and broadcast gave the members, which must be the same bytes." },
 };
 
 const struct tn_plugin *tn_plugin_query(const struct tn_host_info *host)

@@ -22,11 +22,11 @@ enum stage { ANNOUNCED, MOVING, COMPARING /* sums of the results */, ENDED };
 struct tn_request {
     struct tn_comm *comm;
     enum stage stage;
-    tn_status status;          /* once ENDED */
-    struct tn_request *below;  /* the announcement's gathering, then the operation itself, then the sums' gathering */
-    struct tn_request *next;   /* announced, or to be compared, after this one; or in the free list */
-    int is_compared;           /* its result must be the same on all members, and is looked at */
-    uint64_t sum;              /* of the result */
+    tn_status status;         /* once ENDED */
+    struct tn_request *below; /* the announcement's gathering, then the operation itself, then the sums' gathering */
+    struct tn_request *next;  /* announced, or to be compared, after this one; or in the free list */
+    int is_compared;          /* its result must be the same on all members, and is looked at */
+    uint64_t sum;             /* of the result */
     struct tn_request *next_made;
     struct tn_call call;
     struct announcement mine, all[];
@@ -34,17 +34,17 @@ struct tn_request {
 
 struct tn_comm {
     struct verify *verify;
-    struct tn_comm *data, *talk; /* two groups below of the same members: operations, announcements */
-    struct tn_comm *sums;        /* with option checksum a third, for sums of results */
+    struct tn_comm *data, *talk;              /* two groups below of the same members: operations, announcements */
+    struct tn_comm *sums;                     /* with option checksum a third, for sums of results */
     struct tn_request *moving, **last_moving; /* to be compared, in order; not COMPARING yet */
     char name[NAME_BYTES];
     int32_t n;
     int32_t *ranks;
-    uint64_t number;                   /* of the next collective */
-    struct tn_request *first, **last;  /* announced and not moving yet, in order */
-    struct tn_request *made, *unused;  /* all; those to be used again */
-    tn_status failed;                  /* stays: members no longer agree, or cannot talk */
-    int has_error;                     /* the last error is of this layer, in the two below */
+    uint64_t number;                  /* of the next collective */
+    struct tn_request *first, **last; /* announced and not moving yet, in order */
+    struct tn_request *made, *unused; /* all; those to be used again */
+    tn_status failed;                 /* stays: members no longer agree, or cannot talk */
+    int has_error;                    /* the last error is of this layer, in the two below */
     struct tn_comm_error error;
     char error_text[512];
     struct tn_comm *next_comm;

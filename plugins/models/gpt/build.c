@@ -35,8 +35,8 @@ static tn_value param(struct gpt_builder *b, const char *name, int32_t rank, con
 tn_value gpt_matrix(struct gpt_builder *b, const char *name, int64_t rows, const char *row_dim, int64_t cols,
                     const char *col_dim, double std)
 {
-    const int64_t shape[] = {rows, cols};
-    const char *const dims[] = {row_dim, col_dim};
+    const int64_t shape[] = { rows, cols };
+    const char *const dims[] = { row_dim, col_dim };
     tn_value v = param(b, name, 2, shape, dims);
     b->edit->set_init(b->program, v, TN_INIT_NORMAL, std);
     return v;
@@ -60,14 +60,14 @@ tn_value gpt_op(struct gpt_builder *b, uint32_t opcode, const char *name, const 
 
 tn_value gpt_matmul(struct gpt_builder *b, const char *name, tn_value x, tn_value w, int trans)
 {
-    const tn_value in[] = {x, w};
+    const tn_value in[] = { x, w };
     const struct tn_attr attr = TN_ATTR_I("trans", 1);
     return gpt_op(b, TN_OP_LINEAR, name, in, COUNT(in), &attr, trans ? 1 : 0);
 }
 
 tn_value gpt_add_bias(struct gpt_builder *b, const char *name, tn_value x, tn_value bias)
 {
-    const tn_value in[] = {x, bias};
+    const tn_value in[] = { x, bias };
     return gpt_op(b, TN_OP_BIAS_ADD, name, in, COUNT(in), NULL, 0);
 }
 
@@ -101,10 +101,10 @@ tn_value gpt_norm(struct gpt_builder *b, const char *param_name, const char *op,
     tn_value y;
     if (g->family == GPT_FAMILY_GPT2) {
         snprintf(name, sizeof name, "%s.bias", param_name);
-        const tn_value in[] = {x, w, gpt_vector(b, name, g->hidden, "embed", TN_INIT_ZEROS)};
+        const tn_value in[] = { x, w, gpt_vector(b, name, g->hidden, "embed", TN_INIT_ZEROS) };
         y = gpt_op(b, TN_OP_LAYERNORM, op, in, COUNT(in), &eps, 1);
     } else {
-        const tn_value in[] = {x, w};
+        const tn_value in[] = { x, w };
         y = gpt_op(b, TN_OP_RMSNORM, op, in, COUNT(in), &eps, 1);
     }
     b->edit->set_tag(b->program, y, "norm");
@@ -113,7 +113,7 @@ tn_value gpt_norm(struct gpt_builder *b, const char *param_name, const char *op,
 
 tn_value gpt_attention(struct gpt_builder *b, tn_value q, tn_value k, tn_value v)
 {
-    const tn_value in[] = {q, k, v, b->start};
+    const tn_value in[] = { q, k, v, b->start };
     const struct tn_attr attrs[] = {
         TN_ATTR_F("scale", 1.0 / sqrt((double)b->gpt->head_dim)),
         TN_ATTR_I("head_dim", b->gpt->head_dim),
@@ -126,7 +126,7 @@ tn_value gpt_dropout(struct gpt_builder *b, const char *op, tn_value x)
 {
     if (!b->step)
         return x;
-    const tn_value in[] = {x, b->step};
+    const tn_value in[] = { x, b->step };
     const struct tn_attr attrs[] = {
         TN_ATTR_F("p", b->gpt->dropout),
         TN_ATTR_I("seed", b->gpt->facts->get(b->gpt->host, "seed", 0)),
@@ -140,7 +140,7 @@ tn_value gpt_dropout(struct gpt_builder *b, const char *op, tn_value x)
 
 tn_value gpt_residual(struct gpt_builder *b, const char *op, tn_value stream, tn_value branch)
 {
-    const tn_value in[] = {stream, branch};
+    const tn_value in[] = { stream, branch };
     tn_value sum = gpt_op(b, TN_OP_ADD, op, in, COUNT(in), NULL, 0);
     b->edit->set_tag(b->program, sum, "residual");
     return sum;

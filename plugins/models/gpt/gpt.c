@@ -7,11 +7,13 @@
 
 #include "gpt.h"
 
-static const char *const families[] = {"gpt2", "llama", NULL};
-static const char *const tied_choices[] = {"auto", "true", "false", NULL};
+static const char *const families[] = { "gpt2", "llama", NULL };
+static const char *const tied_choices[] = { "auto", "true", "false", NULL };
 
-#define OPTION(type, flags, key, fallback, min, max, choices, help) \
-    {sizeof(struct tn_option), type, flags, 0, key, fallback, min, max, choices, help}
+#define OPTION(type, flags, key, fallback, min, max, choices, help)                      \
+    {                                                                                    \
+        sizeof(struct tn_option), type, flags, 0, key, fallback, min, max, choices, help \
+    }
 
 static const struct tn_option options[] = {
     OPTION(TN_OPT_ENUM, TN_OPT_REQUIRED, "family", NULL, 0, 0, families,
@@ -107,8 +109,8 @@ static int64_t fact(void *self, const char *name, int64_t missing)
         const char *name;
         int64_t value;
     } known[] = {
-        {"layers", g->layers},     {"hidden", g->hidden}, {"heads", g->heads}, {"kv_heads", g->kv_heads},
-        {"head_dim", g->head_dim}, {"mlp", g->mlp},       {"vocab", g->vocab},
+        { "layers", g->layers },     { "hidden", g->hidden }, { "heads", g->heads }, { "kv_heads", g->kv_heads },
+        { "head_dim", g->head_dim }, { "mlp", g->mlp },       { "vocab", g->vocab },
     };
     for (size_t n = 0; n < sizeof known / sizeof known[0]; n++)
         if (strcmp(known[n].name, name) == 0)
@@ -181,8 +183,8 @@ static tn_status check(void *self)
 
 static tn_value input(struct gpt_builder *b, const char *name, const struct tn_build *build)
 {
-    static const char *const dims[] = {"batch", "sequence"};
-    const int64_t shape[] = {build->batch, build->sequence};
+    static const char *const dims[] = { "batch", "sequence" };
+    const int64_t shape[] = { build->batch, build->sequence };
     return b->edit->value(b->program, TN_KIND_INPUT, name, TN_I32, 2, shape, dims);
 }
 
@@ -216,7 +218,7 @@ static void add_head(struct gpt_builder *b, tn_value x, tn_value table)
         b->edit->set_flags(b->program, logits, TN_VALUE_OUTPUT);
         return;
     }
-    const tn_value in[] = {logits, b->labels};
+    const tn_value in[] = { logits, b->labels };
     tn_value loss = gpt_op(b, TN_OP_CROSS_ENTROPY, "loss", in, 2, NULL, 0);
     b->edit->set_flags(b->program, loss, TN_VALUE_LOSS);
 }
@@ -229,7 +231,7 @@ static tn_status build(void *self, struct tn_program *program, const struct tn_b
     if (g->positions > 0 && what->sequence > g->positions)
         return g->host->fail(g->host, TN_INVALID, "a sequence of %lld tokens is longer than positions = %lld",
                              (long long)what->sequence, (long long)g->positions);
-    struct gpt_builder b = {.gpt = g, .edit = g->edit, .program = program};
+    struct gpt_builder b = { .gpt = g, .edit = g->edit, .program = program };
     int gpt2 = g->family == GPT_FAMILY_GPT2;
     tn_value table = 0;
     add_inputs(&b, what);
@@ -249,19 +251,14 @@ static const struct tn_model table = {
     .build = build,
 };
 
-static const char *const needs[] = {"tn.program_edit/1", "tn.facts/1", NULL};
+static const char *const needs[] = { "tn.program_edit/1", "tn.facts/1", NULL };
 
 static const struct tn_plugin plugin = {
-    TN_PLUGIN_BUILT,
-    .min_host_minor = 1,
-    .kind = TN_PLUGIN_MODEL,
-    .id = "gpt",
-    .version = "0.1.0",
-    .summary = "Decoder-only transformers of the GPT-2 and Llama families.",
-    .build_info = "",
-    .table = &table,
-    .options = options,
-    .option_count = sizeof options / sizeof options[0],
+    TN_PLUGIN_BUILT,         .min_host_minor = 1,
+    .kind = TN_PLUGIN_MODEL, .id = "gpt",
+    .version = "0.1.0",      .summary = "Decoder-only transformers of the GPT-2 and Llama families.",
+    .build_info = "",        .table = &table,
+    .options = options,      .option_count = sizeof options / sizeof options[0],
     .needs = needs,
 };
 

@@ -40,9 +40,9 @@ struct gpt_builder {
     const struct tn_program_edit_api *edit;
     struct tn_program *program;
     tn_value tokens, positions, labels;
-    tn_value start;       /* 0 where a sequence is one document */
-    tn_value step;        /* 0 without dropout */
-    int64_t dropouts;     /* made so far: each has its own stream of random numbers */
+    tn_value start;               /* 0 where a sequence is one document */
+    tn_value step;                /* 0 without dropout */
+    int64_t dropouts;             /* made so far: each has its own stream of random numbers */
     char params[GPT_PREFIX_MOST]; /* prefix of the names of params: "transformer.h.3." */
     char ops[GPT_PREFIX_MOST];    /* prefix of the names of ops: "h.3." */
 };

@@ -13,7 +13,7 @@ tn_value gpt2_embed(struct gpt_builder *b, tn_value *table)
     gpt_scope(b, -1, "transformer.", "");
     *table = gpt_matrix(b, "wte.weight", g->vocab, "vocab", g->hidden, "embed", g->init_std);
     tn_value wpe = gpt_matrix(b, "wpe.weight", g->positions, "position", g->hidden, "embed", g->init_std);
-    const tn_value token_in[] = {b->tokens, *table}, position_in[] = {b->positions, wpe};
+    const tn_value token_in[] = { b->tokens, *table }, position_in[] = { b->positions, wpe };
     tn_value tokens = gpt_op(b, TN_OP_EMBEDDING, "embed.tokens", token_in, 2, NULL, 0);
     tn_value positions = gpt_op(b, TN_OP_EMBEDDING, "embed.positions", position_in, 2, NULL, 0);
     b->edit->set_tag(b->program, tokens, "residual");
@@ -60,8 +60,8 @@ static tn_value attention_half(struct gpt_builder *b, tn_value x)
     tn_value k = attention_input(b, h, "k", kv_dim, "kv_heads", q_dim, fused);
     tn_value v = attention_input(b, h, "v", kv_dim, "kv_heads", q_dim + kv_dim, fused);
     tn_value o = gpt_attention(b, q, k, v);
-    const struct gpt_linear proj = {"attn.c_proj", "attn.proj", q_dim, g->hidden, "heads", "embed", 0, 1,
-                                    gpt_residual_std(g), "residual"};
+    const struct gpt_linear proj = { "attn.c_proj", "attn.proj", q_dim, g->hidden,           "heads",
+                                     "embed",       0,           1,     gpt_residual_std(g), "residual" };
     return join(b, &proj, "attn.dropout", "attn.residual", x, o);
 }
 
@@ -71,11 +71,11 @@ static tn_value mlp_half(struct gpt_builder *b, tn_value x)
     tn_value h = gpt_norm(b, "ln_2", "ln_2", x);
     tn_value w = gpt_matrix(b, "mlp.c_fc.weight", g->hidden, "embed", g->mlp, "mlp", g->init_std);
     tn_value bias = gpt_vector(b, "mlp.c_fc.bias", g->mlp, "mlp", TN_INIT_ZEROS);
-    const tn_value in[] = {gpt_matmul(b, "mlp.fc", h, w, 0), bias};
+    const tn_value in[] = { gpt_matmul(b, "mlp.fc", h, w, 0), bias };
     const struct tn_attr tanh_form = TN_ATTR_I("tanh", 1);
     tn_value a = gpt_op(b, TN_OP_BIAS_GELU, "mlp.gelu", in, 2, &tanh_form, 1);
-    const struct gpt_linear proj = {"mlp.c_proj", "mlp.proj", g->mlp, g->hidden, "mlp", "embed", 0, 1,
-                                    gpt_residual_std(g), "residual"};
+    const struct gpt_linear proj = { "mlp.c_proj", "mlp.proj", g->mlp, g->hidden,           "mlp",
+                                     "embed",      0,          1,      gpt_residual_std(g), "residual" };
     return join(b, &proj, "mlp.dropout", "mlp.residual", x, a);
 }
 

@@ -30,13 +30,13 @@ struct search {
 
 static void value_info(const struct search *s, tn_value v, struct tn_value_info *info)
 {
-    *info = (struct tn_value_info){.struct_size = sizeof *info};
+    *info = (struct tn_value_info){ .struct_size = sizeof *info };
     s->ckpt->read->value_info(s->program, v, info);
 }
 
 static void op_info(const struct search *s, tn_op op, struct tn_op_info *info)
 {
-    *info = (struct tn_op_info){.struct_size = sizeof *info};
+    *info = (struct tn_op_info){ .struct_size = sizeof *info };
     s->ckpt->read->op_info(s->program, op, info);
 }
 
@@ -142,7 +142,7 @@ static void choose(struct search *s)
 tn_status ckpt_automatic(const struct ckpt *ckpt, struct tn_program *program)
 {
     const struct tn_host *host = ckpt->host;
-    struct search s = {.ckpt = ckpt, .program = program, .budget = ckpt->plan->budget(host)};
+    struct search s = { .ckpt = ckpt, .program = program, .budget = ckpt->plan->budget(host) };
     tn_value values = 0;
     for (tn_value v = ckpt->read->value_next(program, 0); v; v = ckpt->read->value_next(program, v))
         values = v;

@@ -87,7 +87,7 @@ void ckpt_check_tags(const struct ckpt *ckpt, const struct tn_program *program)
     for (uint32_t i = 0; i < ckpt->n_tags; i++) {
         int found = 0;
         for (tn_value v = ckpt->read->value_next(program, 0); v && !found; v = ckpt->read->value_next(program, v)) {
-            struct tn_value_info info = {.struct_size = sizeof info};
+            struct tn_value_info info = { .struct_size = sizeof info };
             ckpt->read->value_info(program, v, &info);
             found = strcmp(info.tag, ckpt->tags[i]) == 0;
         }

@@ -6,23 +6,23 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const ways[] = {"full", "selective", NULL};
-static const char *const modes[] = {"manual", "auto", NULL};
+static const char *const ways[] = { "full", "selective", NULL };
+static const char *const modes[] = { "manual", "auto", NULL };
 
 static const struct tn_option options[] = {
-    {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "recompute", "selective", 0, 0, ways,
-     "full: everything of a layer but its input; selective: the ops and tags listed."},
-    {sizeof(struct tn_option), TN_OPT_FLOAT, 0, 0, "ratio", "1", 0, 1, NULL,
-     "Share of the layers that it applies to, from the first one."},
-    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", "attention, layernorm, rmsnorm, gelu, bias_gelu, swiglu", 0, 0,
-     NULL, "Opcodes that selective runs again."},
-    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "tags", NULL, 0, 0, NULL,
-     "Tags of values whose ops selective runs again."},
-    {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "resend", "off", 0, 0, NULL,
-     "Repeat collectives too, instead of keeping what they delivered."},
-    {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "mode", "manual", 0, 0, modes,
-     "auto: what runs again is the least with which the plan fits [device] memory; recompute, ratio, ops and tags are "
-     "not looked at."},
+    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "recompute", "selective", 0, 0, ways,
+      "full: everything of a layer but its input; selective: the ops and tags listed." },
+    { sizeof(struct tn_option), TN_OPT_FLOAT, 0, 0, "ratio", "1", 0, 1, NULL,
+      "Share of the layers that it applies to, from the first one." },
+    { sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", "attention, layernorm, rmsnorm, gelu, bias_gelu, swiglu", 0,
+      0, NULL, "Opcodes that selective runs again." },
+    { sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "tags", NULL, 0, 0, NULL,
+      "Tags of values whose ops selective runs again." },
+    { sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "resend", "off", 0, 0, NULL,
+      "Repeat collectives too, instead of keeping what they delivered." },
+    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "mode", "manual", 0, 0, modes,
+      "auto: what runs again is the least with which the plan fits [device] memory; recompute, ratio, ops and tags are "
+      "not looked at." },
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -68,11 +68,11 @@ static tn_status lower(void *self, struct tn_program *program)
         return ckpt_automatic(ckpt, program);
     ckpt_check_tags(ckpt, program);
     int32_t layers = (int32_t)(ckpt->ratio * (double)ckpt->facts->get(ckpt->host, "layers", 0) + 0.5);
-    const struct ckpt_choice choice = {.full = ckpt->full ? layers : 0,
-                                       .some = layers,
-                                       .key = ckpt->full     ? "recompute"
-                                              : ckpt->n_tags ? "tags"
-                                                             : "ops"};
+    const struct ckpt_choice choice = { .full = ckpt->full ? layers : 0,
+                                        .some = layers,
+                                        .key = ckpt->full     ? "recompute"
+                                               : ckpt->n_tags ? "tags"
+                                                              : "ops" };
     return ckpt_recompute(ckpt, program, &choice);
 }
 
@@ -85,8 +85,8 @@ static const struct tn_strategy table = {
 };
 
 /* They gather again for the backward pass what its copies use, so that the copies must be there. */
-static const char *const before[] = {"tp", "fsdp", NULL};
-static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", "tn.plan/1", NULL};
+static const char *const before[] = { "tp", "fsdp", NULL };
+static const char *const needs[] = { "tn.facts/1", "tn.program/1", "tn.program_edit/1", "tn.plan/1", NULL };
 
 static const struct tn_plugin plugin = {
     TN_PLUGIN_BUILT,

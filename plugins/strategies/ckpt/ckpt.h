@@ -26,7 +26,7 @@ struct ckpt_choice {
     int32_t full, some;
     const uint8_t *cheap; /* by op, up to `most`; NULL: the lists of the options say */
     tn_op most;
-    const char *key;      /* the option that a claim is by; NULL: a trial, nothing is claimed */
+    const char *key; /* the option that a claim is by; NULL: a trial, nothing is claimed */
 };
 
 /* check.c */

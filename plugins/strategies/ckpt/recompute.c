@@ -34,7 +34,7 @@ static void op_info(const struct recomputing *r, tn_op op, struct tn_op_info *in
 
 static tn_op def_of(const struct recomputing *r, tn_value v)
 {
-    struct tn_value_info info = {.struct_size = sizeof info};
+    struct tn_value_info info = { .struct_size = sizeof info };
     if (!v)
         return 0;
     r->ckpt->read->value_info(r->program, v, &info);
@@ -63,7 +63,7 @@ static int is_listed(const struct ckpt *ckpt, const struct tn_op_info *op, const
 /* Whether the op that makes v runs again for a backward op of `layer`. */
 static int runs_again(const struct recomputing *r, tn_value v, int32_t layer)
 {
-    struct tn_value_info value = {.struct_size = sizeof value};
+    struct tn_value_info value = { .struct_size = sizeof value };
     struct tn_op_info op;
     if (!v)
         return 0;
@@ -102,7 +102,7 @@ static tn_op missing_input(const struct recomputing *r, const struct tn_op_info 
 static void copy_op(struct recomputing *r, tn_op op, int32_t layer)
 {
     struct tn_op_info info, copied;
-    struct tn_value_info out = {.struct_size = sizeof out};
+    struct tn_value_info out = { .struct_size = sizeof out };
     char name[256];
     op_info(r, op, &info);
     r->ckpt->read->value_info(r->program, info.out[0], &out);
@@ -158,7 +158,7 @@ static void use_copies(struct recomputing *r, tn_op op)
 tn_status ckpt_recompute(const struct ckpt *ckpt, struct tn_program *program, const struct ckpt_choice *choice)
 {
     const struct tn_program_api *read = ckpt->read;
-    struct recomputing r = {.ckpt = ckpt, .program = program, .choice = choice};
+    struct recomputing r = { .ckpt = ckpt, .program = program, .choice = choice };
     uint64_t n_ops = 1;
     for (tn_value v = read->value_next(program, 0); v; v = read->value_next(program, v))
         r.n_values = v + 1;

@@ -28,7 +28,10 @@ static void sizes_text(const struct cp *cp, char *text, size_t bytes)
             found[n++] = size;
     size_t at = (size_t)snprintf(text, bytes, "use ");
     for (int i = 0; i < n && at < bytes; i++)
-        at += (size_t)snprintf(text + at, bytes - at, "%s%lld", i == 0 ? "" : i == n - 1 ? " or " : ", ",
+        at += (size_t)snprintf(text + at, bytes - at, "%s%lld",
+                               i == 0       ? ""
+                               : i == n - 1 ? " or "
+                                            : ", ",
                                (long long)found[i]);
 }
 

@@ -8,22 +8,22 @@
 
 #include "cp.h"
 
-static const char *const methods[] = {"ring", "all_gather", "all_to_all", NULL};
-static const char *const zigzag[] = {"auto", "on", "off", NULL};
+static const char *const methods[] = { "ring", "all_gather", "all_to_all", NULL };
+static const char *const zigzag[] = { "auto", "on", "off", NULL };
 
 static const struct tn_option options[] = {
-    {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1024, NULL,
-     "Ranks that share each sequence; auto: all that other strategies leave."},
-    {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "method", "ring", 0, 0, methods,
-     "ring: keys and values go around while attention runs; all_gather: all are gathered first; all_to_all: attention "
-     "has whole sequences of some heads."},
-    {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "zigzag", "auto", 0, 0, zigzag,
-     "Give each rank one run of tokens from the front and one from the back, so that causal attention is as much work "
-     "on each; auto: but for all_to_all, where it is so anyway."},
-    {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "regather", "on", 0, 0, NULL,
-     "all_gather: gather keys and values again for the backward pass instead of keeping those of all ranks."},
-    {sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "bucket", "4M", 0, 0, NULL,
-     "Gradients are reduced together until they have this many bytes; 0: each by itself."},
+    { sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1024, NULL,
+      "Ranks that share each sequence; auto: all that other strategies leave." },
+    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "method", "ring", 0, 0, methods,
+      "ring: keys and values go around while attention runs; all_gather: all are gathered first; all_to_all: attention "
+      "has whole sequences of some heads." },
+    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "zigzag", "auto", 0, 0, zigzag,
+      "Give each rank one run of tokens from the front and one from the back, so that causal attention is as much work "
+      "on each; auto: but for all_to_all, where it is so anyway." },
+    { sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "regather", "on", 0, 0, NULL,
+      "all_gather: gather keys and values again for the backward pass instead of keeping those of all ranks." },
+    { sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "bucket", "4M", 0, 0, NULL,
+      "Gradients are reduced together until they have this many bytes; 0: each by itself." },
 };
 
 static const struct tn_op_definition attention = {
@@ -101,8 +101,8 @@ static const struct tn_strategy table = {
 };
 
 /* tp may cut what is left of a sequence; ckpt copies cp.attention as one op. */
-static const char *const after[] = {"tp", "ckpt", NULL};
-static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", "tn.ops/1", NULL};
+static const char *const after[] = { "tp", "ckpt", NULL };
+static const char *const needs[] = { "tn.facts/1", "tn.program/1", "tn.program_edit/1", "tn.ops/1", NULL };
 
 static const struct tn_plugin plugin = {
     TN_PLUGIN_BUILT,

@@ -7,7 +7,7 @@
 #include <tenon/plugin.h>
 #include <tenon/strategy.h>
 
-enum { CP_RING, CP_ALL_GATHER, CP_ALL_TO_ALL };      /* as the option's choices */
+enum { CP_RING, CP_ALL_GATHER, CP_ALL_TO_ALL };       /* as the option's choices */
 enum { CP_ZIGZAG_AUTO, CP_ZIGZAG_ON, CP_ZIGZAG_OFF }; /* likewise */
 
 struct cp {
@@ -17,7 +17,7 @@ struct cp {
     const struct tn_program_edit_api *edit;
     uint32_t attention, attention_dx; /* opcodes of cp.attention and its gradient */
     int method, zigzag, regather;
-    uint64_t bucket_bytes;            /* of gradients that are reduced together; 0: each by itself */
+    uint64_t bucket_bytes; /* of gradients that are reduced together; 0: each by itself */
 };
 
 /* What lower works with: one op at hand, and the indices that its blocks need. */
@@ -25,16 +25,16 @@ struct lowering {
     const struct cp *cp;
     struct tn_program *program;
     int32_t axis, size, rank;
-    int64_t part;        /* tokens of a sequence on one rank */
-    tn_value all;        /* indices of all ranks' tokens, rank after rank */
-    tn_value *by_rank;   /* those of one rank; 0: not made yet */
-    tn_value *gathered;  /* by value: itself of all ranks, as the forward pass has it; 0: none */
+    int64_t part;       /* tokens of a sequence on one rank */
+    tn_value all;       /* indices of all ranks' tokens, rank after rank */
+    tn_value *by_rank;  /* those of one rank; 0: not made yet */
+    tn_value *gathered; /* by value: itself of all ranks, as the forward pass has it; 0: none */
     uint64_t n_values;
 
-    tn_op op;            /* being replaced */
+    tn_op op; /* being replaced */
     struct tn_op_info info;
-    char name[200];      /* of what it makes */
-    uint32_t dtype;      /* of q */
+    char name[200]; /* of what it makes */
+    uint32_t dtype; /* of q */
     double scale;
     int64_t head_dim, causal;
 };

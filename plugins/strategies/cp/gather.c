@@ -19,9 +19,9 @@ static int has_blocks(const struct lowering *l, tn_value v)
 
 static tn_value gather(struct lowering *l, tn_value v, const char *name)
 {
-    const struct tn_attr attrs[] = {TN_ATTR_I("axis", l->axis), TN_ATTR_I("dim", 1)};
-    const struct tn_attr blocks[] = {TN_ATTR_I("dim", 1), TN_ATTR_I("parts", l->size)};
-    char merged[16] = {name[0], '.', 'a', 'l', 'l', 0};
+    const struct tn_attr attrs[] = { TN_ATTR_I("axis", l->axis), TN_ATTR_I("dim", 1) };
+    const struct tn_attr blocks[] = { TN_ATTR_I("dim", 1), TN_ATTR_I("parts", l->size) };
+    char merged[16] = { name[0], '.', 'a', 'l', 'l', 0 };
     int merges = has_blocks(l, v);
     tn_value all = cp_make(l, TN_OP_ALL_GATHER, merges ? name : merged, -1, &v, 1, attrs, 2);
     cp_place_like(l, all, v, TN_REPLICATE);
@@ -82,8 +82,8 @@ void cp_gather_forward(struct lowering *l)
 /* The sum over the ranks, each its own tokens' part; lies as `like`. */
 static tn_value scatter(struct lowering *l, tn_value sum, tn_value like, const char *split, const char *name)
 {
-    const struct tn_attr attrs[] = {TN_ATTR_I("axis", l->axis), TN_ATTR_I("dim", 1), TN_ATTR_I("red", TN_RED_SUM)};
-    const struct tn_attr blocks[] = {TN_ATTR_I("dim", 1), TN_ATTR_I("parts", l->size)};
+    const struct tn_attr attrs[] = { TN_ATTR_I("axis", l->axis), TN_ATTR_I("dim", 1), TN_ATTR_I("red", TN_RED_SUM) };
+    const struct tn_attr blocks[] = { TN_ATTR_I("dim", 1), TN_ATTR_I("parts", l->size) };
     if (has_blocks(l, sum)) {
         tn_value dense = cp_make(l, TN_OP_SPLIT_BLOCKS, split, -1, &sum, 1, blocks, 2);
         cp_place_like(l, dense, sum, cp_cut(l, sum));

@@ -44,8 +44,7 @@ tn_placement cp_cut(const struct lowering *l, tn_value v)
 void cp_place_like(const struct lowering *l, tn_value v, tn_value like, tn_placement own)
 {
     for (int32_t axis = 0; v && axis < l->cp->read->axis_count(l->program); axis++)
-        l->cp->edit->place(l->program, v, axis,
-                           axis == l->axis ? own : l->cp->read->placement(l->program, like, axis));
+        l->cp->edit->place(l->program, v, axis, axis == l->axis ? own : l->cp->read->placement(l->program, like, axis));
 }
 
 /* Where ops of the prologue go: in front, and every stage of a pipeline runs them. */
@@ -71,7 +70,7 @@ static void at_op(struct lowering *l)
 static tn_value all_indices(struct lowering *l)
 {
     tn_value index = l->cp->read->value_find(l->program, "index");
-    const struct tn_attr attrs[] = {TN_ATTR_I("axis", l->axis), TN_ATTR_I("dim", 0)};
+    const struct tn_attr attrs[] = { TN_ATTR_I("axis", l->axis), TN_ATTR_I("dim", 0) };
     if (!l->all) {
         at_prologue(l);
         l->all = l->cp->edit->op(l->program, TN_OP_ALL_GATHER, "index.ranks", &index, 1, attrs, 2);
@@ -87,7 +86,7 @@ tn_value cp_index(struct lowering *l, int32_t rank)
     if (rank < 0)
         return all;
     if (!l->by_rank[rank]) {
-        const tn_value in[] = {all, index};
+        const tn_value in[] = { all, index };
         const struct tn_attr offset = TN_ATTR_I("offset", rank * l->part);
         char name[64];
         snprintf(name, sizeof name, "index.rank%d", rank);
@@ -125,8 +124,8 @@ double cp_share(const struct lowering *l, int32_t keys_of)
 
 static uint32_t block_attrs(const struct lowering *l, int32_t rank, struct tn_attr attrs[4])
 {
-    const struct tn_attr all[] = {TN_ATTR_F("scale", l->scale), TN_ATTR_I("head_dim", l->head_dim),
-                                  TN_ATTR_I("causal", l->causal), TN_ATTR_F("share", cp_share(l, rank))};
+    const struct tn_attr all[] = { TN_ATTR_F("scale", l->scale), TN_ATTR_I("head_dim", l->head_dim),
+                                   TN_ATTR_I("causal", l->causal), TN_ATTR_F("share", cp_share(l, rank)) };
     memcpy(attrs, all, sizeof all);
     return 4;
 }
@@ -137,7 +136,7 @@ tn_value cp_block(struct lowering *l, int32_t number, tn_value k, tn_value v, in
     tn_value start = l->info.n_in > 3 ? in[3] : 0;
     struct tn_attr attrs[4];
     uint32_t n_attrs = block_attrs(l, rank, attrs);
-    const tn_value of[] = {in[0], k, v, cp_index(l, l->rank), cp_index(l, rank), start, o, lse};
+    const tn_value of[] = { in[0], k, v, cp_index(l, l->rank), cp_index(l, rank), start, o, lse };
     return cp_make(l, TN_OP_ATTENTION_BLOCK, "block", number, of, 8, attrs, n_attrs);
 }
 
@@ -147,7 +146,7 @@ tn_value cp_block_dx(struct lowering *l, int32_t number, tn_value k, tn_value v,
     tn_value start = l->info.n_in > 6 ? in[6] : 0;
     struct tn_attr attrs[4];
     uint32_t n_attrs = block_attrs(l, rank, attrs);
-    const tn_value of[] = {in[0], in[1], k, v, in[4], in[5], cp_index(l, l->rank), cp_index(l, rank), start, dq};
+    const tn_value of[] = { in[0], in[1], k, v, in[4], in[5], cp_index(l, l->rank), cp_index(l, rank), start, dq };
     return cp_make(l, TN_OP_ATTENTION_BLOCK_DX, "block", number, of, 10, attrs, n_attrs);
 }
 
@@ -199,7 +198,7 @@ tn_status cp_lower(void *self, struct tn_program *program)
 {
     const struct cp *cp = self;
     const struct tn_program_api *read = cp->read;
-    struct lowering l = {.cp = cp, .program = program, .axis = read->axis_find(program, "cp")};
+    struct lowering l = { .cp = cp, .program = program, .axis = read->axis_find(program, "cp") };
     if (l.axis < 0 || read->axis_size(program, l.axis) == 1)
         return TN_OK;
     if (TN_HAS(cp->edit, join_sums))

@@ -15,7 +15,7 @@
 /* On the axis of the op itself all of it is cut along the sequence; on others it is as attention. */
 const char *cp_rows(const struct tn_op_call *call, int32_t axis)
 {
-    struct tn_op_info info = {.struct_size = sizeof info};
+    struct tn_op_info info = { .struct_size = sizeof info };
     call->read->op_info(call->program, call->op, &info);
     if (call->read->attr_int(call->program, call->op, "axis", -1) != axis)
         return NULL;
@@ -33,7 +33,7 @@ static int32_t sequence_dim(const struct tn_value_info *value)
 static void cut_inputs(const struct cp *cp, struct tn_program *program, int32_t axis)
 {
     for (tn_value v = cp->read->value_next(program, 0); v; v = cp->read->value_next(program, v)) {
-        struct tn_value_info info = {.struct_size = sizeof info};
+        struct tn_value_info info = { .struct_size = sizeof info };
         cp->read->value_info(program, v, &info);
         int32_t dim = info.kind == TN_KIND_INPUT && !info.def ? sequence_dim(&info) : -1;
         if (dim >= 0)
@@ -44,8 +44,8 @@ static void cut_inputs(const struct cp *cp, struct tn_program *program, int32_t 
 /* The index in the sequence of each token that this rank has; the runtime fills it. */
 static void add_index(const struct cp *cp, struct tn_program *program, int32_t axis, tn_value q)
 {
-    static const char *const dims[] = {"sequence"};
-    struct tn_value_info info = {.struct_size = sizeof info};
+    static const char *const dims[] = { "sequence" };
+    struct tn_value_info info = { .struct_size = sizeof info };
     if (cp->read->value_find(program, "index"))
         return;
     cp->read->value_info(program, q, &info);
@@ -58,12 +58,12 @@ static void add_index(const struct cp *cp, struct tn_program *program, int32_t a
  * has tokens is wanted cut along the sequence, but for attention, which has its heads cut. */
 static void want_cuts(const struct cp *cp, struct tn_program *program, int32_t axis)
 {
-    struct tn_value_info tokens = {.struct_size = sizeof tokens};
+    struct tn_value_info tokens = { .struct_size = sizeof tokens };
     tn_value input = cp->read->value_find(program, "tokens");
     if (input)
         cp->read->value_info(program, input, &tokens);
     for (tn_value v = cp->read->value_next(program, 0); v; v = cp->read->value_next(program, v)) {
-        struct tn_value_info info = {.struct_size = sizeof info};
+        struct tn_value_info info = { .struct_size = sizeof info };
         cp->read->value_info(program, v, &info);
         if (input && info.def && info.kind == TN_KIND_ACTIVATION && info.rank >= 2 &&
             info.shape[0] == tokens.shape[0] && info.shape[1] == tokens.shape[1])
@@ -75,7 +75,7 @@ static void want_cuts(const struct cp *cp, struct tn_program *program, int32_t a
 static int64_t cut_over(const struct cp *cp, struct tn_program *program, const char *name)
 {
     for (tn_value v = cp->read->value_next(program, 0); v; v = cp->read->value_next(program, v)) {
-        struct tn_value_info info = {.struct_size = sizeof info};
+        struct tn_value_info info = { .struct_size = sizeof info };
         cp->read->value_info(program, v, &info);
         for (int32_t dim = 0; info.kind == TN_KIND_PARAM && !info.def && dim < info.rank; dim++) {
             int64_t ranks = 1;
@@ -93,7 +93,7 @@ static int64_t cut_over(const struct cp *cp, struct tn_program *program, const c
 /* What one rank has left of the heads must divide, or types would find another way than the one asked for. */
 static void check_heads(const struct cp *cp, struct tn_program *program, int32_t size)
 {
-    static const char *const names[] = {"heads", "kv_heads"};
+    static const char *const names[] = { "heads", "kv_heads" };
     for (int i = 0; i < 2; i++) {
         int64_t heads = cp->facts->get(cp->host, names[i], 0), ranks = cut_over(cp, program, names[i]);
         if (heads == 0 || heads % (ranks * size) == 0)
@@ -135,7 +135,7 @@ tn_status cp_place(void *self, struct tn_program *program)
         want_cuts(cp, program, axis);
     }
     for (tn_op op = cp->read->op_next(program, 0); op; op = cp->read->op_next(program, op)) {
-        struct tn_op_info info = {.struct_size = sizeof info};
+        struct tn_op_info info = { .struct_size = sizeof info };
         cp->read->op_info(program, op, &info);
         if (info.opcode == TN_OP_ATTENTION || info.opcode == TN_OP_ATTENTION_DX)
             rewrite(cp, program, axis, op, &info);

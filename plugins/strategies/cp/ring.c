@@ -18,10 +18,10 @@ enum { KEYS = 1, VALUES, KEY_GRADIENTS, VALUE_GRADIENTS }; /* channels: messages
 static tn_value pass_on(struct lowering *l, tn_value v, const char *sent, const char *received, int32_t number,
                         int channel)
 {
-    const struct tn_attr to[] = {TN_ATTR_I("axis", l->axis), TN_ATTR_I("peer", (l->rank + 1) % l->size),
-                                 TN_ATTR_I("channel", channel)};
-    const struct tn_attr from[] = {TN_ATTR_I("axis", l->axis), TN_ATTR_I("peer", (l->rank + l->size - 1) % l->size),
-                                   TN_ATTR_I("channel", channel)};
+    const struct tn_attr to[] = { TN_ATTR_I("axis", l->axis), TN_ATTR_I("peer", (l->rank + 1) % l->size),
+                                  TN_ATTR_I("channel", channel) };
+    const struct tn_attr from[] = { TN_ATTR_I("axis", l->axis), TN_ATTR_I("peer", (l->rank + l->size - 1) % l->size),
+                                    TN_ATTR_I("channel", channel) };
     cp_make(l, TN_OP_SEND, sent, number, &v, 1, to, 3);
     tn_value got = cp_make(l, TN_OP_RECV, received, number, &v, 1, from, 3);
     cp_place_like(l, got, v, cp_cut(l, v));
@@ -58,7 +58,7 @@ void cp_ring_forward(struct lowering *l)
 static tn_value pass_gradient(struct lowering *l, tn_value own, tn_value come, int32_t step, int values)
 {
     const char *sum = values ? "dv.sum" : "dk.sum", *sent = values ? "dv.send" : "dk.send", *got = values ? "dv" : "dk";
-    const tn_value in[] = {own, come};
+    const tn_value in[] = { own, come };
     tn_value all = own ? own : come;
     if (own && come)
         all = cp_make(l, TN_OP_ACCUMULATE, sum, step, in, 2, NULL, 0);

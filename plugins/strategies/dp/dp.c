@@ -23,12 +23,12 @@ struct dp {
 };
 
 static const struct tn_option options[] = {
-    {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
-     "Ranks that share the batch; auto: all that other strategies leave."},
-    {sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "bucket", "4M", 0, 0, NULL,
-     "Gradients are reduced together until they have this many bytes; 0: each by itself."},
-    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "shares", NULL, 0, 0, NULL,
-     "Whole numbers, one a rank: the batch is cut in this ratio (5, 3); empty: equally."},
+    { sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
+      "Ranks that share the batch; auto: all that other strategies leave." },
+    { sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "bucket", "4M", 0, 0, NULL,
+      "Gradients are reduced together until they have this many bytes; 0: each by itself." },
+    { sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "shares", NULL, 0, 0, NULL,
+      "Whole numbers, one a rank: the batch is cut in this ratio (5, 3); empty: equally." },
 };
 
 /* Reads "shares"; a word that is no number above 0 is left as 0, which check reports. */
@@ -150,7 +150,7 @@ static tn_status place(void *self, struct tn_program *program)
         return dp->host->fail(dp->host, TN_ERROR, "the mesh has no axis dp");
     uint32_t parts = dp->n_shares > 0 ? dp->edit->parts_new(program, dp->shares, dp->n_shares) : 0;
     for (tn_value v = dp->read->value_next(program, 0); v; v = dp->read->value_next(program, v)) {
-        struct tn_value_info info = {.struct_size = sizeof info};
+        struct tn_value_info info = { .struct_size = sizeof info };
         dp->read->value_info(program, v, &info);
         if (info.def)
             continue;
@@ -181,7 +181,7 @@ static const struct tn_strategy table = {
     .lower = lower,
 };
 
-static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
+static const char *const needs[] = { "tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL };
 
 static const struct tn_plugin plugin = {
     TN_PLUGIN_BUILT,

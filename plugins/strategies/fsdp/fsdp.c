@@ -9,22 +9,23 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const levels[] = {"optimizer", "gradients", "full", NULL};
+static const char *const levels[] = { "optimizer", "gradients", "full", NULL };
 
 static const struct tn_option options[] = {
-    {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
-     "Ranks that share the model's state and the batch; auto: all that other strategies leave."},
-    {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "level", "full", 0, 0, levels,
-     "What is cut: optimizer (states and master params), gradients (these too), full (params are gathered for each "
-     "use)."},
-    {sizeof(struct tn_option), TN_OPT_INT, 0, 0, "prefetch", "1", 0, 64, NULL,
-     "Units ahead of their use that params are gathered, with level full; above 0 gradients are reduced while the next "
-     "unit computes."},
-    {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "reshard", "on", 0, 0, NULL,
-     "Let gathered params go after their use and gather again for the next one, with level full."},
-    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "units", NULL, 0, 0, NULL,
-     "What is gathered and reduced together: of each layer the params with the same one of these words in their name, "
-     "and the rest; empty: each layer."},
+    { sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
+      "Ranks that share the model's state and the batch; auto: all that other strategies leave." },
+    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "level", "full", 0, 0, levels,
+      "What is cut: optimizer (states and master params), gradients (these too), full (params are gathered for each "
+      "use)." },
+    { sizeof(struct tn_option), TN_OPT_INT, 0, 0, "prefetch", "1", 0, 64, NULL,
+      "Units ahead of their use that params are gathered, with level full; above 0 gradients are reduced while the "
+      "next "
+      "unit computes." },
+    { sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "reshard", "on", 0, 0, NULL,
+      "Let gathered params go after their use and gather again for the next one, with level full." },
+    { sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "units", NULL, 0, 0, NULL,
+      "What is gathered and reduced together: of each layer the params with the same one of these words in their name, "
+      "and the rest; empty: each layer." },
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -77,7 +78,7 @@ static const struct tn_strategy table = {
     .lower = fsdp_lower,
 };
 
-static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
+static const char *const needs[] = { "tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL };
 
 static const struct tn_plugin plugin = {
     TN_PLUGIN_BUILT,

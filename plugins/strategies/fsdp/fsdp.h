@@ -26,14 +26,14 @@ tn_status fsdp_lower(void *self, struct tn_program *program);
 
 static inline void fsdp_op(const struct fsdp *fsdp, const struct tn_program *program, tn_op op, struct tn_op_info *info)
 {
-    *info = (struct tn_op_info){.struct_size = sizeof *info};
+    *info = (struct tn_op_info){ .struct_size = sizeof *info };
     fsdp->read->op_info(program, op, info);
 }
 
 static inline void fsdp_value(const struct fsdp *fsdp, const struct tn_program *program, tn_value v,
                               struct tn_value_info *info)
 {
-    *info = (struct tn_value_info){.struct_size = sizeof *info};
+    *info = (struct tn_value_info){ .struct_size = sizeof *info };
     fsdp->read->value_info(program, v, info);
 }
 

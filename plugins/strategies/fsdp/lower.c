@@ -70,7 +70,7 @@ tn_status fsdp_lower(void *self, struct tn_program *program)
 {
     const struct fsdp *fsdp = self;
     const struct tn_host *host = fsdp->host;
-    struct fsdp_lowering l = {.fsdp = fsdp, .program = program, .axis = fsdp->read->axis_find(program, "fsdp")};
+    struct fsdp_lowering l = { .fsdp = fsdp, .program = program, .axis = fsdp->read->axis_find(program, "fsdp") };
     for (tn_op op = fsdp->read->op_next(program, 0); op; op = fsdp->read->op_next(program, op))
         l.last_op = op > l.last_op ? op : l.last_op;
     l.order = host->alloc(host, ((uint64_t)l.last_op + 1) * sizeof *l.order);

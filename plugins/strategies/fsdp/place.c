@@ -62,7 +62,7 @@ static void split(const struct fsdp *fsdp, struct tn_program *program, tn_op op,
     snprintf(name, sizeof name, "%.240s.sum", term.name);
     fsdp->edit->at(program, info.region, info.layer, info.stage);
     fsdp->edit->insert_before(program, fsdp->read->op_next(program, op));
-    const tn_value in[] = {dw, sum};
+    const tn_value in[] = { dw, sum };
     tn_value total = fsdp->edit->op(program, TN_OP_ACCUMULATE, name, in, 2, NULL, 0);
     fsdp->edit->insert_before(program, 0);
     fsdp->edit->replace_uses(program, dw, total, fsdp->edit->last_op(program));

@@ -12,20 +12,20 @@ struct fsdp_lowering {
     const struct fsdp *fsdp;
     struct tn_program *program;
     int32_t axis;
-    tn_op last_op;                 /* of the program as it was; ids made later are larger */
-    uint64_t *order;               /* by op: its place in the program as it was, from 1; 0: none */
-    uint64_t first_layer[4];       /* by region: place of the first op of a layer */
+    tn_op last_op;           /* of the program as it was; ids made later are larger */
+    uint64_t *order;         /* by op: its place in the program as it was, from 1; 0: none */
+    uint64_t first_layer[4]; /* by region: place of the first op of a layer */
 };
 
 /* One param's communication as a member of a unit. */
 struct fsdp_member {
-    tn_op op;                      /* the gather, or the reduce_scatter */
-    tn_op adds;                    /* the op that adds what a reduce_scatter gives to an accumulator, or 0 */
-    tn_op at;                      /* the op that decides when: the gather's first user, the gradient's maker */
-    uint64_t order;                /* of `at` */
-    uint64_t unit_order;           /* of the unit: of its first user, of its last maker */
+    tn_op op;            /* the gather, or the reduce_scatter */
+    tn_op adds;          /* the op that adds what a reduce_scatter gives to an accumulator, or 0 */
+    tn_op at;            /* the op that decides when: the gather's first user, the gradient's maker */
+    uint64_t order;      /* of `at` */
+    uint64_t unit_order; /* of the unit: of its first user, of its last maker */
     uint32_t region;
-    int32_t stage, layer, item;    /* of the unit */
+    int32_t stage, layer, item; /* of the unit */
 };
 
 /* Fills all but `op`, `adds` and `unit_order`: of which unit is param `name`, where op `at` uses it. */

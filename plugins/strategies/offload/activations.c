@@ -85,7 +85,7 @@ static void use_copy(const struct moving *m, tn_value v, tn_value back, tn_op fe
 static void move_one(const struct moving *m, const struct candidate *c)
 {
     const struct offload *o = m->o;
-    const struct tn_attr space[] = {TN_ATTR_I("space", o->activations)};
+    const struct tn_attr space[] = { TN_ATTR_I("space", o->activations) };
     struct tn_op_info made, used;
     struct tn_value_info value;
     char name[256];

@@ -115,7 +115,7 @@ static int find_uses(const struct choosing *c, struct candidate *one)
 
 static void add(struct choosing *c, const struct maybe *maybe)
 {
-    struct candidate one = {.v = maybe->v, .def = maybe->value.def, .bytes = maybe->bytes, .key = maybe->key};
+    struct candidate one = { .v = maybe->v, .def = maybe->value.def, .bytes = maybe->bytes, .key = maybe->key };
     if (find_uses(c, &one))
         c->list[c->n++] = one;
 }
@@ -154,7 +154,7 @@ struct named {
 static void look_up(const struct choosing *c, int is_op, const char *word, struct named *named)
 {
     const struct offload *o = c->o;
-    *named = (struct named){.any = 0};
+    *named = (struct named){ .any = 0 };
     for (tn_value v = o->read->value_next(c->program, 0); v; v = o->read->value_next(c->program, v)) {
         struct maybe one;
         if (!is_of_interest(c, v, &one) || strcmp(is_op ? one.def.name : one.value.tag, word) != 0)
@@ -221,7 +221,7 @@ static uint32_t share_of(const struct choosing *c)
 static int64_t peak_with(const struct choosing *c, uint32_t n, int32_t prefetch)
 {
     const struct offload *o = c->o;
-    const struct moved moved = {.list = c->list, .n = n, .prefetch = prefetch};
+    const struct moved moved = { .list = c->list, .n = n, .prefetch = prefetch };
     struct tn_program *trial = o->plan->copy(c->program);
     if (!trial)
         return INT64_MAX;
@@ -289,7 +289,7 @@ static tn_status time_ops(struct choosing *c)
 tn_status offload_choose(const struct offload *o, struct tn_program *program, struct candidate **list,
                          struct moved *moved)
 {
-    struct choosing c = {.o = o, .program = program};
+    struct choosing c = { .o = o, .program = program };
     uint64_t values = 1;
     for (tn_value v = o->read->value_next(program, 0); v; v = o->read->value_next(program, v))
         values = v + 1;
@@ -302,7 +302,7 @@ tn_status offload_choose(const struct offload *o, struct tn_program *program, st
         for (uint32_t i = 0; trains(&c) && i < o->n_ops; i++)
             refuse_word(&c, 1, o->ops[i]);
         int64_t keep = o->keep == OFFLOAD_BUDGET ? o->plan->budget(o->host) : o->keep;
-        *moved = (struct moved){.list = c.list, .n = keep > 0 ? 0 : share_of(&c), .prefetch = o->prefetch};
+        *moved = (struct moved){ .list = c.list, .n = keep > 0 ? 0 : share_of(&c), .prefetch = o->prefetch };
         if (keep > 0)
             take_fewest(&c, keep, moved);
         for (uint32_t i = 0; i < moved->n; i++)

@@ -6,24 +6,25 @@
 
 #include <string.h>
 
-static const char *const spaces[] = {"off", "host", "disk", NULL}; /* in the order of TN_SPACE_* */
+static const char *const spaces[] = { "off", "host", "disk", NULL }; /* in the order of TN_SPACE_* */
 
 static const struct tn_option options[] = {
-    {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "activations", "host", 0, 0, spaces,
-     "Where activations wait for the backward pass."},
-    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "tags", NULL, 0, 0, NULL,
-     "Tags of the activations that move; with ops empty too: any."},
-    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", NULL, 0, 0, NULL, "Opcodes whose results move."},
-    {sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "min_size", "64K", 0, 1e15, NULL, "Smaller activations stay."},
-    {sizeof(struct tn_option), TN_OPT_FLOAT, 0, 0, "share", "1", 0, 1, NULL,
-     "Share of their bytes that moves, what is idle longest first."},
-    {sizeof(struct tn_option), TN_OPT_SIZE, TN_OPT_AUTO, 0, "keep", "0", 0, 1e15, NULL,
-     "Bytes that the device may need: only what does not fit moves; auto: [device] memory; 0: all that share says."},
-    {sizeof(struct tn_option), TN_OPT_INT, 0, 0, "prefetch", "1", 0, 64, NULL,
-     "Layers ahead of its first use in the backward pass that an activation is fetched, and updates ahead, state; none "
-     "where keep could not be met otherwise."},
-    {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "optimizer", "off", 0, 0, spaces,
-     "Where optimizer state is between its updates."},
+    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "activations", "host", 0, 0, spaces,
+      "Where activations wait for the backward pass." },
+    { sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "tags", NULL, 0, 0, NULL,
+      "Tags of the activations that move; with ops empty too: any." },
+    { sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "ops", NULL, 0, 0, NULL, "Opcodes whose results move." },
+    { sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "min_size", "64K", 0, 1e15, NULL, "Smaller activations stay." },
+    { sizeof(struct tn_option), TN_OPT_FLOAT, 0, 0, "share", "1", 0, 1, NULL,
+      "Share of their bytes that moves, what is idle longest first." },
+    { sizeof(struct tn_option), TN_OPT_SIZE, TN_OPT_AUTO, 0, "keep", "0", 0, 1e15, NULL,
+      "Bytes that the device may need: only what does not fit moves; auto: [device] memory; 0: all that share says." },
+    { sizeof(struct tn_option), TN_OPT_INT, 0, 0, "prefetch", "1", 0, 64, NULL,
+      "Layers ahead of its first use in the backward pass that an activation is fetched, and updates ahead, state; "
+      "none "
+      "where keep could not be met otherwise." },
+    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "optimizer", "off", 0, 0, spaces,
+      "Where optimizer state is between its updates." },
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -82,7 +83,7 @@ static tn_status lower(void *self, struct tn_program *program)
 {
     const struct offload *o = self;
     struct candidate *list = NULL;
-    struct moved moved = {.n = 0};
+    struct moved moved = { .n = 0 };
     tn_status status = o->optimizer != TN_SPACE_DEVICE ? offload_optimizer(o, program) : TN_OK;
     if (status == TN_OK && o->activations != TN_SPACE_DEVICE &&
         !(o->keep != OFFLOAD_EVERYTHING && o->plan->unaided(program)))
@@ -112,8 +113,8 @@ static const struct tn_strategy table = {
 };
 
 /* It moves what all others have left to be kept. */
-static const char *const after[] = {"tp", "cp", "dp", "fsdp", "ckpt", "pp", NULL};
-static const char *const needs[] = {"tn.program/1", "tn.program_edit/1", "tn.plan/1", NULL};
+static const char *const after[] = { "tp", "cp", "dp", "fsdp", "ckpt", "pp", NULL };
+static const char *const needs[] = { "tn.program/1", "tn.program_edit/1", "tn.plan/1", NULL };
 
 static const struct tn_plugin plugin = {
     TN_PLUGIN_BUILT,

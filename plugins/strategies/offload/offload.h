@@ -34,14 +34,14 @@ struct candidate {
 static inline void offload_op(const struct offload *o, const struct tn_program *program, tn_op op,
                               struct tn_op_info *info)
 {
-    *info = (struct tn_op_info){.struct_size = sizeof *info};
+    *info = (struct tn_op_info){ .struct_size = sizeof *info };
     o->read->op_info(program, op, info);
 }
 
 static inline void offload_value(const struct offload *o, const struct tn_program *program, tn_value v,
                                  struct tn_value_info *info)
 {
-    *info = (struct tn_value_info){.struct_size = sizeof *info};
+    *info = (struct tn_value_info){ .struct_size = sizeof *info };
     o->read->value_info(program, v, info);
 }
 

@@ -94,7 +94,7 @@ static void fetch(const struct updates *u, tn_op op, uint32_t index, tn_value v,
 static void store(const struct updates *u, tn_op op, tn_value renewed, tn_value v)
 {
     const struct offload *o = u->o;
-    const struct tn_attr space[] = {TN_ATTR_I("space", o->optimizer)};
+    const struct tn_attr space[] = { TN_ATTR_I("space", o->optimizer) };
     struct tn_op_info info;
     struct tn_value_info value;
     char name[256];
@@ -103,7 +103,7 @@ static void store(const struct updates *u, tn_op op, tn_value renewed, tn_value 
     o->edit->at(u->program, info.region, info.layer, info.stage);
     o->edit->insert_before(u->program, o->read->op_next(u->program, op));
     snprintf(name, sizeof name, "%.240s.away", value.name);
-    tn_value away = o->edit->op(u->program, TN_OP_OFFLOAD, name, (tn_value[]){renewed, v}, 2, space, 1);
+    tn_value away = o->edit->op(u->program, TN_OP_OFFLOAD, name, (tn_value[]){ renewed, v }, 2, space, 1);
     o->edit->insert_before(u->program, 0);
     if (away)
         o->edit->set_kind(u->program, away, value.kind, value.kind == TN_KIND_PARAM ? v : value.like);
@@ -150,7 +150,7 @@ static void move_cast(struct updates *u, tn_op op)
 
 tn_status offload_optimizer(const struct offload *o, struct tn_program *program)
 {
-    struct updates u = {.o = o, .program = program};
+    struct updates u = { .o = o, .program = program };
     tn_op next;
     for (tn_op op = o->read->op_next(program, 0); op; op = next) {
         struct tn_op_info info;

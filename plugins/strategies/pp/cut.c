@@ -99,7 +99,7 @@ tn_status pp_cut_by_cost(const struct tn_host *host, const double *cost, int32_t
     double *sum = host->alloc(host, 3 * row * sizeof *sum);
     int32_t *from = host->alloc(host, row * (uint64_t)stages * sizeof *from);
     if (sum && from) {
-        struct costs c = {sum, before, after, layers, stages};
+        struct costs c = { sum, before, after, layers, stages };
         sum[0] = 0;
         for (int32_t l = 0; l < layers; l++)
             sum[l + 1] = sum[l] + cost[l];

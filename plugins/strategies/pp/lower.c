@@ -87,11 +87,12 @@ static int send_across(const struct crossing *c, tn_op maker, tn_value v, int32_
     pp_op(c->pp, c->program, user, &used);
     pp_value(c->pp, c->program, v, &value);
     const struct tn_attr channel = TN_ATTR_I("channel", channel_of(c, from, to));
-    const struct tn_attr out[] = {TN_ATTR_I("axis", c->axis), TN_ATTR_I("peer", to % c->pp->size), channel};
-    const struct tn_attr in[] = {TN_ATTR_I("axis", c->axis), TN_ATTR_I("peer", from % c->pp->size), channel};
+    const struct tn_attr out[] = { TN_ATTR_I("axis", c->axis), TN_ATTR_I("peer", to % c->pp->size), channel };
+    const struct tn_attr in[] = { TN_ATTR_I("axis", c->axis), TN_ATTR_I("peer", from % c->pp->size), channel };
     if (made.region == TN_REGION_FORWARD && to < from) {
-        edit->error(c->program, user, "it is on stage %d and uses %s, which a later stage, %d, makes in the forward pass", to,
-                    value.name, from);
+        edit->error(c->program, user,
+                    "it is on stage %d and uses %s, which a later stage, %d, makes in the forward pass", to, value.name,
+                    from);
         return 0;
     }
     /* what the step region uses is complete only after the last micro-batch */
@@ -145,7 +146,7 @@ static void send_all(const struct crossing *c, const uint8_t *crosses, tn_value 
 tn_status pp_lower(void *self, struct tn_program *program)
 {
     const struct pp *pp = self;
-    struct crossing c = {.pp = pp, .program = program, .axis = pp->read->axis_find(program, "pp")};
+    struct crossing c = { .pp = pp, .program = program, .axis = pp->read->axis_find(program, "pp") };
     if (c.axis < 0 || pp->read->axis_size(program, c.axis) == 1)
         return TN_OK;
     tn_value values = 0;

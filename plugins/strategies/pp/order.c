@@ -4,7 +4,7 @@
  *     1f1b         p - r - 1 forward, then one forward, one backward, then the rest (Narayanan et al. 2019)
  *     interleaved  1f1b over chunks: groups of p micro-batches go through the rank's first chunk, then its second, ..;
  *                  2(p - r - 1) + (v - 1) p forward before the first backward        (Narayanan et al. 2021)
- *     zero-bubble  1f1b whose weight gradients are put off: rank r owes those of at most r micro-batches, and pays where
+ * zero-bubble 1f1b whose weight gradients are put off: rank r owes those of at most r micro-batches, and pays where
  *                  it would wait at the end (ZB-H1, Qi et al. 2024)
  *
  * Each stage sees its micro-batches in order, in every region, so that messages between two stages meet. */
@@ -19,8 +19,9 @@ struct order {
 static void slot(struct order *o, uint32_t region, int32_t chunk, int32_t micro)
 {
     if (o->n < o->cap)
-        o->slots[o->n] = (struct tn_slot){.struct_size = sizeof *o->slots, .region = region,
-                                          .stage = chunk * o->ranks + o->rank, .micro = micro};
+        o->slots[o->n] = (struct tn_slot){
+            .struct_size = sizeof *o->slots, .region = region, .stage = chunk * o->ranks + o->rank, .micro = micro
+        };
     o->n++;
 }
 
@@ -87,9 +88,12 @@ tn_status pp_schedule(void *self, const struct tn_program *program, int32_t micr
                       uint32_t cap, uint32_t *n)
 {
     const struct pp *pp = self;
-    struct order o = {.slots = slots, .cap = cap, .ranks = pp->size, .chunks = pp_stages(pp, pp->size) / pp->size,
-                      .rank = pp->read->axis_coord(program, pp->read->axis_find(program, "pp")),
-                      .micro_batches = micro_batches};
+    struct order o = { .slots = slots,
+                       .cap = cap,
+                       .ranks = pp->size,
+                       .chunks = pp_stages(pp, pp->size) / pp->size,
+                       .rank = pp->read->axis_coord(program, pp->read->axis_find(program, "pp")),
+                       .micro_batches = micro_batches };
     int32_t ahead = least(o.ranks - o.rank - 1, micro_batches);
     switch (pp->schedule) {
     case PP_GPIPE: in_turn(&o, micro_batches); break;

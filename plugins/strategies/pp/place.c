@@ -120,7 +120,7 @@ static void place_rest(struct staging *s)
 {
     for (tn_op op = s->pp->read->op_next(s->program, 0); op; op = s->pp->read->op_next(s->program, op)) {
         struct tn_op_info info;
-        struct tn_value_info out = {0};
+        struct tn_value_info out = { 0 };
         pp_op(s->pp, s->program, op, &info);
         if (info.region != TN_REGION_PROLOGUE && info.region != TN_REGION_STEP)
             continue;
@@ -192,7 +192,7 @@ static void share_output(struct staging *s, tn_op op, tn_value v)
     char name[256];
     pp_op(s->pp, s->program, op, &info);
     pp_value(s->pp, s->program, v, &out);
-    const struct tn_attr attrs[] = {TN_ATTR_I("axis", s->axis), TN_ATTR_I("root", s->stage[op] % s->ranks)};
+    const struct tn_attr attrs[] = { TN_ATTR_I("axis", s->axis), TN_ATTR_I("root", s->stage[op] % s->ranks) };
     edit->at(s->program, info.region, info.layer, PP_ALL);
     edit->insert_before(s->program, s->pp->read->op_next(s->program, op));
     snprintf(name, sizeof name, "%.240s.shared", out.name);
@@ -262,8 +262,15 @@ tn_status pp_place(void *self, struct tn_program *program)
     int32_t *stage = pp->host->alloc(pp->host, ((uint64_t)last + 3 * room + 1) * sizeof *stage);
     tn_status status = s && stage ? TN_OK : TN_NO_MEMORY;
     if (status == TN_OK) {
-        *s = (struct staging){.pp = pp, .program = program, .axis = axis, .ranks = pp->size, .stages = stages,
-                              .layers = (int32_t)layers, .stage = stage + 2 * room, .used_first = stage, .used_last = stage + room};
+        *s = (struct staging){ .pp = pp,
+                               .program = program,
+                               .axis = axis,
+                               .ranks = pp->size,
+                               .stages = stages,
+                               .layers = (int32_t)layers,
+                               .stage = stage + 2 * room,
+                               .used_first = stage,
+                               .used_last = stage + room };
         for (uint64_t i = 0; i < 2 * room; i++)
             stage[i] = PP_NONE;
         status = pp_cut(pp, stages, layers, s->first) ? place_all(s) : TN_INVALID;

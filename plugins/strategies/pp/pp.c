@@ -7,19 +7,21 @@
 
 #include <stdio.h>
 
-static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zero-bubble", NULL};
+static const char *const schedules[] = { "gpipe", "1f1b", "interleaved", "zero-bubble", NULL };
 
 static const struct tn_option options[] = {
-    {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1024, NULL,
-     "Stages, one a rank; auto: all ranks that other strategies leave."},
-    {sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "layers", NULL, 0, 0, NULL,
-     "Layers of each stage (7, 9, 9, 7); cost: stages of equal FLOPs, embedding and head counted; empty: equal numbers, the "
-     "first stages with the rest."},
-    {sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "schedule", "1f1b", 0, 0, schedules,
-     "gpipe: all forward, then all backward; 1f1b: as few micro-batches in flight as there are stages ahead; interleaved: 1f1b, "
-     "each rank with several stages; zero-bubble: 1f1b, weight gradients later, where ranks would wait."},
-    {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "chunks", "auto", 1, PP_MOST_CHUNKS, NULL,
-     "Stages of each rank with schedule = interleaved: rank r of n has stages r, r + n, ..; auto: 2."},
+    { sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1024, NULL,
+      "Stages, one a rank; auto: all ranks that other strategies leave." },
+    { sizeof(struct tn_option), TN_OPT_LIST, 0, 0, "layers", NULL, 0, 0, NULL,
+      "Layers of each stage (7, 9, 9, 7); cost: stages of equal FLOPs, embedding and head counted; empty: equal "
+      "numbers, the "
+      "first stages with the rest." },
+    { sizeof(struct tn_option), TN_OPT_ENUM, 0, 0, "schedule", "1f1b", 0, 0, schedules,
+      "gpipe: all forward, then all backward; 1f1b: as few micro-batches in flight as there are stages ahead; "
+      "interleaved: 1f1b, "
+      "each rank with several stages; zero-bubble: 1f1b, weight gradients later, where ranks would wait." },
+    { sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "chunks", "auto", 1, PP_MOST_CHUNKS, NULL,
+      "Stages of each rank with schedule = interleaved: rank r of n has stages r, r + n, ..; auto: 2." },
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -53,7 +55,7 @@ static tn_status axes(void *self, int32_t size, struct tn_axis *out, int32_t cap
     pp->size = size;
     *n = 1;
     if (cap > 0)
-        *out = (struct tn_axis){.struct_size = sizeof *out, .size = size, .name = "pp", .kind = TN_AXIS_STAGES};
+        *out = (struct tn_axis){ .struct_size = sizeof *out, .size = size, .name = "pp", .kind = TN_AXIS_STAGES };
     return TN_OK;
 }
 
@@ -109,8 +111,8 @@ static const struct tn_strategy table = {
 };
 
 /* It cuts what all others have made. */
-static const char *const after[] = {"tp", "cp", "dp", "fsdp", "ckpt", NULL};
-static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
+static const char *const after[] = { "tp", "cp", "dp", "fsdp", "ckpt", NULL };
+static const char *const needs[] = { "tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL };
 
 static const struct tn_plugin plugin = {
     TN_PLUGIN_BUILT,

@@ -31,7 +31,7 @@ struct staging {
     int32_t *stage;                    /* by op */
     int32_t *used_first,
         *used_last; /* by value: stages of the first and last forward op that uses it, through a cast too */
-    int seen_layer;                    /* of the forward ops so far */
+    int seen_layer; /* of the forward ops so far */
 };
 
 /* Stages in all. */
@@ -71,14 +71,14 @@ tn_status pp_put_off_weights(const struct pp *pp, struct tn_program *program);
 
 static inline void pp_op(const struct pp *pp, const struct tn_program *program, tn_op op, struct tn_op_info *info)
 {
-    *info = (struct tn_op_info){.struct_size = sizeof *info};
+    *info = (struct tn_op_info){ .struct_size = sizeof *info };
     pp->read->op_info(program, op, info);
 }
 
 static inline void pp_value(const struct pp *pp, const struct tn_program *program, tn_value v,
                             struct tn_value_info *info)
 {
-    *info = (struct tn_value_info){.struct_size = sizeof *info};
+    *info = (struct tn_value_info){ .struct_size = sizeof *info };
     pp->read->value_info(program, v, info);
 }
 

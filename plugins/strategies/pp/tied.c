@@ -125,7 +125,7 @@ static tn_value add_both(const struct tie *t, int32_t stage, tn_op before)
     char name[256];
     pp_value(t->s->pp, t->s->program, t->param, &param);
     snprintf(name, sizeof name, "%.230s.both%d", param.name, stage);
-    const tn_value both[] = {t->sum, t->copy_sum};
+    const tn_value both[] = { t->sum, t->copy_sum };
     edit->at(t->s->program, TN_REGION_STEP, -1, stage);
     edit->insert_before(t->s->program, before);
     tn_value sum = edit->op(t->s->program, TN_OP_ADD, name, both, 2, NULL, 0);
@@ -238,7 +238,7 @@ void pp_copy_tied(struct staging *s)
     for (tn_value v = s->pp->read->value_next(s->program, 0); v && v <= last_value;
          v = s->pp->read->value_next(s->program, v)) {
         struct tn_value_info info;
-        struct tie t = {.s = s, .param = v};
+        struct tie t = { .s = s, .param = v };
         pp_value(s->pp, s->program, v, &info);
         if (info.kind != TN_KIND_PARAM || info.def)
             continue;

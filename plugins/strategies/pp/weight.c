@@ -75,7 +75,7 @@ static void list(struct putting_off *w)
 tn_status pp_put_off_weights(const struct pp *pp, struct tn_program *program)
 {
     const struct tn_host *host = pp->host;
-    struct putting_off w = {.pp = pp, .program = program};
+    struct putting_off w = { .pp = pp, .program = program };
     uint64_t values = 1, ops = 0;
     for (tn_value v = pp->read->value_next(program, 0); v; v = pp->read->value_next(program, v))
         values = (uint64_t)v + 1;

@@ -60,7 +60,7 @@ static tn_op merge_of(const struct tp *tp, const struct tn_program *program, tn_
 static tn_value repeat(const struct tp *tp, struct tn_program *program, tn_op op, tn_value input)
 {
     struct tn_op_info info;
-    struct tn_value_info output = {.struct_size = sizeof output};
+    struct tn_value_info output = { .struct_size = sizeof output };
     char name[256];
     op_info(tp, program, op, &info);
     tp->read->value_info(program, info.out[0], &output);

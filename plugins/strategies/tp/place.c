@@ -14,8 +14,8 @@ enum { MOST_RANKS = 4096, PART_MULTIPLE = 64 };
 struct placing {
     const struct tp *tp;
     struct tn_program *program;
-    int32_t axis[2];          /* of the mesh */
-    tn_placement vocab[2];    /* how dimension 0 of [vocab, ..] lies on each */
+    int32_t axis[2];       /* of the mesh */
+    tn_placement vocab[2]; /* how dimension 0 of [vocab, ..] lies on each */
 };
 
 static void value_info(const struct placing *at, tn_value v, struct tn_value_info *info)
@@ -125,7 +125,7 @@ static void want(const struct placing *at, tn_value v, const struct tn_value_inf
 tn_status tp_place(void *self, struct tn_program *program)
 {
     struct tp *tp = self;
-    struct placing at = {.tp = tp, .program = program};
+    struct placing at = { .tp = tp, .program = program };
     for (int32_t a = 0; a < tp->axes.n; a++) {
         at.axis[a] = tp->read->axis_find(program, tp->axes.name[a]);
         if (at.axis[a] < 0)

@@ -8,10 +8,10 @@
 #include "tp.h"
 
 static const struct tn_option options[] = {
-    {sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
-     "Ranks that share each layer; auto: all that other strategies leave."},
-    {sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "sequence_parallel", "off", 0, 0, NULL,
-     "Cut the residual stream along the sequence between the layers' cut parts: less memory, same traffic."},
+    { sizeof(struct tn_option), TN_OPT_INT, TN_OPT_AUTO, 0, "size", "auto", 1, 1 << 20, NULL,
+      "Ranks that share each layer; auto: all that other strategies leave." },
+    { sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "sequence_parallel", "off", 0, 0, NULL,
+      "Cut the residual stream along the sequence between the layers' cut parts: less memory, same traffic." },
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -42,9 +42,10 @@ void tp_axes_of(const struct tp *tp, int32_t size, struct tp_axes *axes)
     int64_t kv_heads = tp->facts->get(tp->host, "kv_heads", size);
     int factored = kv_heads > 0 && kv_heads % size != 0 && size % kv_heads == 0;
     if (factored && kv_heads > 1)
-        *axes = (struct tp_axes){2, {(int32_t)(size / kv_heads), (int32_t)kv_heads}, {"tp_rep", "tp_kv"}, {0, 1}};
+        *axes =
+            (struct tp_axes){ 2, { (int32_t)(size / kv_heads), (int32_t)kv_heads }, { "tp_rep", "tp_kv" }, { 0, 1 } };
     else
-        *axes = (struct tp_axes){1, {size, 0}, {"tp", NULL}, {!factored, 0}};
+        *axes = (struct tp_axes){ 1, { size, 0 }, { "tp", NULL }, { !factored, 0 } };
 }
 
 static tn_status axes(void *self, int32_t size, struct tn_axis *out, int32_t cap, int32_t *n)
@@ -70,7 +71,7 @@ static const struct tn_strategy table = {
     .lower = tp_lower,
 };
 
-static const char *const needs[] = {"tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL};
+static const char *const needs[] = { "tn.facts/1", "tn.program/1", "tn.program_edit/1", NULL };
 
 static const struct tn_plugin plugin = {
     TN_PLUGIN_BUILT,

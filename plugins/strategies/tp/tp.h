@@ -10,9 +10,9 @@
  * heads are cut by tp_kv and held whole on tp_rep, all else is cut by both. */
 struct tp_axes {
     int32_t n;
-    int32_t size[2];     /* fastest first */
+    int32_t size[2]; /* fastest first */
     const char *name[2];
-    int kv_cut[2];       /* 1: key and value heads are cut by it */
+    int kv_cut[2]; /* 1: key and value heads are cut by it */
 };
 
 struct tp {
