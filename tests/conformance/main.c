@@ -34,6 +34,7 @@ static const struct test {
     { "large", test_large, 0, -1 },
     { "rounding", test_rounding, TWICE, -1 },
     { "send_recv", test_send_recv, 0, -1 },
+    { "early_recv", test_early_recv, 0, -1 },
     { "arguments", test_arguments, 0, -1 },
     { "outstanding", test_outstanding, 0, -1 },
     { "grid", test_grid, 0, -1 },

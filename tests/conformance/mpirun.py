@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 
-TESTS = ("matrix", "large", "rounding", "send_recv", "arguments", "outstanding", "grid", "across_groups", "ring_full",
-         "random", "memory", "message_conflict", "group_timeout")
+TESTS = ("matrix", "large", "rounding", "send_recv", "early_recv", "arguments", "outstanding", "grid", "across_groups",
+         "ring_full", "random", "memory", "message_conflict", "group_timeout")
 VERIFIED = ("matrix", "across_groups", "random", "conflict")
 SIZES = (1, 2, 4)
 AT_ALL_SIZES = ("matrix", "rounding", "send_recv", "random")

@@ -288,6 +288,38 @@ void test_send_recv(struct rank *r)
     free(expected);
 }
 
+/* A receive that is asked for early holds up nothing: round the ring, every rank asks for the answer to what it has not
+ * sent yet, and is kept waiting for it; the answer comes from who waits for what is sent then. */
+void test_early_recv(struct rank *r)
+{
+    static const uint64_t counts[] = { 1, 4099, 100003 };
+    int32_t next = (r->rank + 1) % r->n, before = (r->rank + r->n - 1) % r->n;
+    if (r->n < 3) /* question and answer would go the same way, and match in order */
+        return;
+    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+        uint64_t n = counts[k];
+        float *x = calloc(4 * n, sizeof *x), *question = x, *answer = x + n, *asked = x + 2 * n, *told = x + 3 * n;
+        struct tn_request *early, *sent, *got, *back;
+        for (uint64_t i = 0; i < n; i++)
+            question[i] = (float)(i % 1000 + (uint64_t)r->rank);
+        CHECK_STATUS(r, r->t->recv(r->world, answer, n, TN_F32, next, NULL, &early), TN_OK);
+        CHECK_STATUS(r, r->t->wait(early, SECONDS(0.01)), TN_TIMEOUT);
+        CHECK_STATUS(r, r->t->send(r->world, question, n, TN_F32, next, NULL, &sent), TN_OK);
+        CHECK_STATUS(r, r->t->recv(r->world, asked, n, TN_F32, before, NULL, &got), TN_OK);
+        finish(r, got);
+        for (uint64_t i = 0; i < n; i++)
+            told[i] = asked[i] + 1;
+        CHECK_STATUS(r, r->t->send(r->world, told, n, TN_F32, before, NULL, &back), TN_OK);
+        finish(r, early);
+        finish(r, sent);
+        finish(r, back);
+        for (uint64_t i = 0; i < n; i++)
+            CHECK(r, answer[i] == question[i] + 1);
+        free(x);
+    }
+    barrier(r);
+}
+
 /* Wrong arguments are refused with a message and leave the comm usable. */
 void test_arguments(struct rank *r)
 {

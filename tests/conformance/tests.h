@@ -5,7 +5,7 @@
 #include "harness.h"
 
 /* ops.c */
-test_fn test_matrix, test_large, test_rounding, test_send_recv, test_arguments;
+test_fn test_matrix, test_large, test_rounding, test_send_recv, test_early_recv, test_arguments;
 /* async.c */
 test_fn test_outstanding, test_grid, test_across_groups, test_ring_full, test_memory, test_random, test_wake;
 /* failure.c */

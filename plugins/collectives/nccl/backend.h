@@ -1,7 +1,8 @@
 /* nccl: what its files share.
  *
  *   nccl.c    the table, the life of the backend, memory, failures
- *   group.c   groups: communicators, streams, aborts
+ *   group.c   groups: how members meet, aborts
+ *   lane.c    communicators and streams, and what begins on them when
  *   ops.c     the operations, and waiting for them */
 #ifndef TENON_NCCL_BACKEND_H
 #define TENON_NCCL_BACKEND_H
@@ -21,11 +22,24 @@ struct tn_request {
     struct tn_comm *comm;
     struct tn_request *next, *next_made;
     cudaEvent_t done;
+    int is_begun; /* the event stands behind it */
     uint32_t op, dtype, red;
     int32_t peer;
     const void *send;
     void *recv;
     uint64_t count, number;
+};
+
+enum lane_state { LANE_NEW, LANE_JOINS, LANE_OPEN };
+
+struct lane {
+    struct lane *next;
+    int32_t peer; /* of messages; -1: collectives */
+    int is_send;
+    enum lane_state state;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    struct tn_request *due, *begins; /* in the order of calls; `begins`: as soon as the members are connected */
 };
 
 struct tn_comm {
@@ -35,17 +49,21 @@ struct tn_comm {
     uint64_t key;
     int32_t n, me;
     int32_t *ranks;
-    ncclComm_t collectives, messages;
-    cudaStream_t stream, message_stream;
-    void *word;            /* GPU memory, for barriers */
-    void *handles[PIECES]; /* of registered memory */
+    struct lane collectives, *lanes; /* lanes: of messages */
+    void *word;                      /* GPU memory, for barriers */
+    void *handles[PIECES];           /* of registered memory */
     struct tn_request *made, *unused;
-    struct tn_request *messages_due, *due; /* have not begun: messages, others of an open group; newest first */
     uint64_t number;
     atomic_int aborted; /* asked for, by any thread */
     tn_status failed;
     struct tn_comm_error error;
     char error_text[512];
+};
+
+struct times {
+    uint64_t key; /* of the members */
+    uint32_t times;
+    struct times *next;
 };
 
 struct nccl {
@@ -54,11 +72,7 @@ struct nccl {
     int device, is_up, is_grouping;
     uint64_t next_look_ns;
     struct tn_comm *comms;
-    struct times {
-        uint64_t key;
-        uint32_t times;
-        struct times *next;
-    } * times;
+    struct times *times;
     struct {
         void *base;
         uint64_t bytes;
@@ -77,6 +91,13 @@ int nccl_is_time_to_look(struct nccl *b);
 const char *nccl_settle(struct nccl *b, ncclComm_t comm, ncclResult_t result, uint64_t deadline_ns, tn_status *status);
 void nccl_register_piece(struct nccl *b, struct tn_comm *c, int piece);
 
+/* lane.c */
+void nccl_lane_add(struct lane *lane, struct tn_request *r);
+struct lane *nccl_lane_to(struct tn_comm *c, int32_t peer, int is_send); /* NULL: no memory */
+tn_status nccl_lead(struct tn_comm *c);
+void nccl_lanes_abort(struct tn_comm *c);
+void nccl_lanes_end(struct tn_comm *c);
+
 /* group.c */
 tn_status nccl_comm_create(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
                            struct tn_comm **comm);
@@ -85,6 +106,7 @@ void nccl_comm_abort(struct tn_comm *c);
 int nccl_is_aborted(struct tn_comm *c);
 
 /* ops.c */
+ncclResult_t nccl_begin(struct tn_request *r, const struct lane *lane);
 tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **r);
 tn_status nccl_group_start(void *self);
 tn_status nccl_group_end(void *self);

@@ -116,8 +116,8 @@ static tn_status fail(const struct tn_comm *c, tn_status status, const char *why
 static tn_status split(struct tn_comm *c, struct tn_comm *twin, ncclConfig_t *config, uint64_t deadline_ns)
 {
     tn_status status;
-    ncclResult_t result = ncclCommSplit(twin->collectives, 0, c->me, &c->collectives, config);
-    const char *why = nccl_settle(c->nccl, twin->collectives, result, deadline_ns, &status);
+    ncclResult_t result = ncclCommSplit(twin->collectives.comm, 0, c->me, &c->collectives.comm, config);
+    const char *why = nccl_settle(c->nccl, twin->collectives.comm, result, deadline_ns, &status);
     if (!why)
         return TN_OK;
     (void)nccl_fail_comm(twin, NULL, status, why);
@@ -137,36 +137,27 @@ static tn_status connect(struct tn_comm *c, struct times *times, uint64_t deadli
         return status;
     times->times++; /* whatever comes of it, the id is used up */
     if (!twin) {
-        ncclResult_t result = ncclCommInitRankConfig(&c->collectives, c->n, id, c->me, &config);
-        why = nccl_settle(b, c->collectives, result, deadline_ns, &status);
-    }
-    if (!why) {
-        ncclResult_t result = ncclCommSplit(c->collectives, 0, c->me, &c->messages, &config);
-        why = nccl_settle(b, c->collectives, result, deadline_ns, &status);
+        ncclResult_t result = ncclCommInitRankConfig(&c->collectives.comm, c->n, id, c->me, &config);
+        why = nccl_settle(b, c->collectives.comm, result, deadline_ns, &status);
     }
     return why ? fail(c, status, why) : TN_OK;
 }
 
-static tn_status make_streams(struct tn_comm *c)
+static tn_status make_stream(struct tn_comm *c)
 {
-    cudaError_t error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess)
-        error = cudaStreamCreateWithFlags(&c->message_stream, cudaStreamNonBlocking);
+    cudaError_t error = cudaStreamCreateWithFlags(&c->collectives.stream, cudaStreamNonBlocking);
     if (error == cudaSuccess)
         error = cudaMalloc(&c->word, sizeof(int32_t));
     if (error == cudaSuccess)
         error = cudaMemset(c->word, 0, sizeof(int32_t));
-    return error == cudaSuccess ? TN_OK : nccl_fail_cuda(c->nccl, "making streams", error);
+    return error == cudaSuccess ? TN_OK : nccl_fail_cuda(c->nccl, "making a stream", error);
 }
 
 /* In order where nothing failed: what is under way ends first. */
 static void free_comm(struct tn_comm *c)
 {
     const struct tn_host *host = c->nccl->host;
-    if (c->stream)
-        cudaStreamDestroy(c->stream);
-    if (c->message_stream)
-        cudaStreamDestroy(c->message_stream);
+    nccl_lanes_end(c);
     cudaFree(c->word);
     while (c->made) {
         struct tn_request *next = c->made->next_made;
@@ -176,16 +167,6 @@ static void free_comm(struct tn_comm *c)
     }
     host->release(host, c->ranks);
     host->release(host, c);
-}
-
-/* What was waited for is done; a communicator that does not come to rest is aborted. */
-static void end(struct nccl *b, ncclComm_t comm)
-{
-    tn_status status;
-    if (comm && nccl_settle(b, comm, ncclCommFinalize(comm), nccl_deadline_after(END_NS), &status))
-        ncclCommAbort(comm);
-    else if (comm)
-        ncclCommDestroy(comm);
 }
 
 tn_status nccl_comm_create(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
@@ -209,17 +190,15 @@ tn_status nccl_comm_create(void *self, const char *name, const int32_t *ranks, i
     c->nccl = b;
     c->n = n;
     c->me = me;
+    c->collectives = (struct lane){ .peer = -1, .state = LANE_OPEN };
     c->ranks = own;
     c->key = times->key + times->times;
     snprintf(c->name, sizeof c->name, "%s", name ? name : "");
-    status = make_streams(c);
+    status = make_stream(c);
     if (status == TN_OK)
         status = connect(c, times, nccl_deadline_after(timeout_ns));
     if (status != TN_OK) {
-        if (c->messages)
-            ncclCommAbort(c->messages);
-        if (c->collectives)
-            ncclCommAbort(c->collectives);
+        nccl_lanes_abort(c);
         free_comm(c);
         return status;
     }
@@ -242,9 +221,7 @@ void nccl_comm_destroy(struct tn_comm *c)
     *at = c->next;
     for (int i = 0; i < PIECES; i++)
         if (c->handles[i] && !c->failed)
-            ncclCommDeregister(c->collectives, c->handles[i]);
-    end(c->nccl, c->messages);
-    end(c->nccl, c->collectives);
+            ncclCommDeregister(c->collectives.comm, c->handles[i]);
     free_comm(c);
 }
 

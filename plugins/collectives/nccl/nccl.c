@@ -3,9 +3,8 @@
  * A rank has one GPU, that of its place on the host. A group is a communicator: the first of its members by an id that
  * member 0 puts into the bootstrap, further ones of the same members by split of that, sharing nothing, for an abort of
  * one would end the other. Collectives of a group are one stream; a request is an event behind its operation. What
- * stands between group_start and group_end is one launch. Messages have a communicator and a stream of their own and
- * start together, when somebody first waits: NCCL would else run a send before the receive that its peer's send waits
- * for. Memory from mem_alloc is registered with every communicator.
+ * stands between group_start and group_end is one launch. Messages have communicators and streams of their own
+ * (lane.c). Memory from mem_alloc is registered with the communicators of collectives.
  *
  * Sums are in NCCL's order, which is the same on all members and from run to run of one layout. Buffers must be in GPU
  * memory. Communicators are non-blocking, so that a rank that does not come is noticed; a failure aborts them. */
@@ -60,9 +59,7 @@ tn_status nccl_fail_comm(struct tn_comm *c, const struct tn_request *r, tn_statu
                                        .bytes = r ? r->count * tn_call_dtype_bytes(r->dtype) : 0 };
     if (!c->failed) {
         c->failed = status;
-        ncclCommAbort(c->collectives);
-        ncclCommAbort(c->messages);
-        c->collectives = c->messages = NULL;
+        nccl_lanes_abort(c);
     }
     return c->nccl->host->fail(c->nccl->host, status, "%s", c->error_text);
 }
@@ -182,7 +179,7 @@ void nccl_register_piece(struct nccl *b, struct tn_comm *c, int piece)
 {
     if (c->failed)
         return;
-    if (ncclCommRegister(c->collectives, b->pieces[piece].base, b->pieces[piece].bytes, &c->handles[piece]) !=
+    if (ncclCommRegister(c->collectives.comm, b->pieces[piece].base, b->pieces[piece].bytes, &c->handles[piece]) !=
         ncclSuccess)
         c->handles[piece] = NULL; /* it works as plain memory */
 }
@@ -217,7 +214,7 @@ static void mem_free(void *self, void *memory)
             continue;
         for (struct tn_comm *c = b->comms; c; c = c->next) {
             if (c->handles[i] && !c->failed)
-                ncclCommDeregister(c->collectives, c->handles[i]);
+                ncclCommDeregister(c->collectives.comm, c->handles[i]);
             c->handles[i] = NULL;
         }
         ncclMemFree(memory);

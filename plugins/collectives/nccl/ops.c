@@ -59,76 +59,42 @@ static tn_status check(struct tn_comm *c, const struct tn_request *r, const stru
     return TN_OK;
 }
 
-static ncclResult_t exchange(struct tn_request *r, ncclDataType_t type)
+static ncclResult_t exchange(const struct tn_request *r, ncclDataType_t type, const struct lane *lane)
 {
-    struct tn_comm *c = r->comm;
     uint64_t block = r->count * tn_call_dtype_bytes(r->dtype);
     ncclResult_t result = ncclGroupStart();
-    for (int32_t i = 0; i < c->n && result == ncclSuccess; i++) {
-        result = ncclSend((const char *)r->send + (uint64_t)i * block, r->count, type, i, c->collectives, c->stream);
+    for (int32_t i = 0; i < r->comm->n && result == ncclSuccess; i++) {
+        result = ncclSend((const char *)r->send + (uint64_t)i * block, r->count, type, i, lane->comm, lane->stream);
         if (result == ncclSuccess)
-            result = ncclRecv((char *)r->recv + (uint64_t)i * block, r->count, type, i, c->collectives, c->stream);
+            result = ncclRecv((char *)r->recv + (uint64_t)i * block, r->count, type, i, lane->comm, lane->stream);
     }
     ncclResult_t ended = ncclGroupEnd();
     return result == ncclSuccess ? ended : result;
 }
 
-static ncclResult_t begin(struct tn_request *r)
+/* Inside of a group of NCCL's. A lane of messages has two members, the sender first. */
+ncclResult_t nccl_begin(struct tn_request *r, const struct lane *lane)
 {
-    struct tn_comm *c = r->comm;
     ncclDataType_t type = nccl_dtypes[r->dtype];
     ncclRedOp_t red = r->red == TN_RED_MAX ? ncclMax : ncclSum;
+    ncclComm_t comm = lane->comm;
+    cudaStream_t stream = lane->stream;
+    void *word = r->comm->word;
     switch (r->op) {
-    case TN_CALL_BARRIER: return ncclAllReduce(c->word, c->word, 1, ncclInt32, ncclMax, c->collectives, c->stream);
-    case TN_CALL_SEND: return ncclSend(r->send, r->count, type, r->peer, c->messages, c->message_stream);
-    case TN_CALL_RECV: return ncclRecv(r->recv, r->count, type, r->peer, c->messages, c->message_stream);
+    case TN_CALL_BARRIER: return ncclAllReduce(word, word, 1, ncclInt32, ncclMax, comm, stream);
+    case TN_CALL_SEND: return ncclSend(r->send, r->count, type, 1, comm, stream);
+    case TN_CALL_RECV: return ncclRecv(r->recv, r->count, type, 0, comm, stream);
     default: break;
     }
     if (r->count == 0)
         return ncclSuccess;
     switch (r->op) {
-    case TN_CALL_ALL_REDUCE: return ncclAllReduce(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
-    case TN_CALL_ALL_GATHER: return ncclAllGather(r->send, r->recv, r->count, type, c->collectives, c->stream);
-    case TN_CALL_REDUCE_SCATTER:
-        return ncclReduceScatter(r->send, r->recv, r->count, type, red, c->collectives, c->stream);
-    case TN_CALL_ALL_TO_ALL: return exchange(r, type);
-    default: return ncclBroadcast(r->send, r->recv, r->count, type, r->peer, c->collectives, c->stream);
+    case TN_CALL_ALL_REDUCE: return ncclAllReduce(r->send, r->recv, r->count, type, red, comm, stream);
+    case TN_CALL_ALL_GATHER: return ncclAllGather(r->send, r->recv, r->count, type, comm, stream);
+    case TN_CALL_REDUCE_SCATTER: return ncclReduceScatter(r->send, r->recv, r->count, type, red, comm, stream);
+    case TN_CALL_ALL_TO_ALL: return exchange(r, type, lane);
+    default: return ncclBroadcast(r->send, r->recv, r->count, type, r->peer, comm, stream);
     }
-}
-
-/* All of a list, in the order of the calls, as one launch: of messages, each may need another one to have begun. */
-static tn_status begin_all(struct tn_comm *c, struct tn_request **list, ncclComm_t comm, cudaStream_t stream)
-{
-    struct tn_request *first = NULL;
-    while (*list) {
-        struct tn_request *r = *list;
-        *list = r->next;
-        r->next = first;
-        first = r;
-    }
-    if (!first)
-        return TN_OK;
-    ncclResult_t result = ncclGroupStart();
-    for (struct tn_request *r = first; r && result == ncclSuccess; r = r->next)
-        result = begin(r);
-    ncclResult_t ended = ncclGroupEnd();
-    tn_status status;
-    const char *why = nccl_settle(c->nccl, comm, result == ncclSuccess ? ended : result, UINT64_MAX, &status);
-    if (why)
-        return nccl_fail_comm(c, first, status, why);
-    for (struct tn_request *r = first; r; r = r->next)
-        cudaEventRecord(r->done, stream);
-    return TN_OK;
-}
-
-static tn_status begin_messages(struct tn_comm *c)
-{
-    return begin_all(c, &c->messages_due, c->messages, c->message_stream);
-}
-
-static tn_status begin_collectives(struct tn_comm *c)
-{
-    return begin_all(c, &c->due, c->collectives, c->stream);
 }
 
 tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
@@ -144,27 +110,25 @@ tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_reques
     tn_status status = check(c, &what, a->queue);
     if (status != TN_OK)
         return status;
+    int is_message = what.op == TN_CALL_SEND || what.op == TN_CALL_RECV;
+    struct lane *lane = is_message ? nccl_lane_to(c, what.peer, what.op == TN_CALL_SEND) : &c->collectives;
     struct tn_request *r = request_new(c);
-    if (!r)
+    if (!r || !lane)
         return b->host->fail(b->host, TN_NO_MEMORY, "nccl: no memory for a request");
     what.next_made = r->next_made;
     what.done = r->done;
     what.comm = c;
+    what.number = is_message ? 0 : c->number++;
     *r = what;
-    int is_message = r->op == TN_CALL_SEND || r->op == TN_CALL_RECV;
-    struct tn_request **list = is_message ? &c->messages_due : &c->due;
-    r->number = is_message ? 0 : c->number++;
-    r->next = *list;
-    *list = r;
+    nccl_lane_add(lane, r);
     *out = r;
-    if (is_message || b->is_grouping)
-        return TN_OK;
-    status = begin_collectives(c);
+    status = nccl_lead(c);
     if (status != TN_OK)
         recycle(r);
     return status;
 }
 
+/* What is called between the two begins as one launch. */
 tn_status nccl_group_start(void *self)
 {
     struct nccl *b = self;
@@ -178,41 +142,44 @@ tn_status nccl_group_end(void *self)
     tn_status status = TN_OK;
     b->is_grouping = 0;
     for (struct tn_comm *c = b->comms; c && status == TN_OK; c = c->next)
-        status = c->failed ? TN_OK : begin_collectives(c);
+        status = c->failed ? TN_OK : nccl_lead(c);
     return status;
 }
 
 /* ---- test and wait ---- */
 
+/* Of a request that is not done: why it never will be, or TN_PENDING. */
+static tn_status look_into(struct tn_request *r)
+{
+    struct tn_comm *c = r->comm;
+    struct nccl *b = c->nccl;
+    if (!atomic_load(&c->aborted) && !nccl_is_time_to_look(b))
+        return TN_PENDING;
+    ncclResult_t result = ncclSuccess;
+    for (struct lane *lane = &c->collectives; lane; lane = lane == &c->collectives ? c->lanes : lane->next)
+        if (lane->comm && (result == ncclSuccess || result == ncclInProgress))
+            ncclCommGetAsyncError(lane->comm, &result);
+    if (result != ncclSuccess && result != ncclInProgress)
+        return nccl_fail_comm(c, r, TN_ERROR, ncclGetErrorString(result));
+    if (nccl_is_aborted(c))
+        return nccl_fail_comm(c, r, TN_ABORTED, "it was aborted");
+    if (b->bootstrap.poll(b->bootstrap.ctx) == TN_PEER)
+        return nccl_fail_comm(c, r, TN_PEER, "a rank of the job has died");
+    return TN_PENDING;
+}
+
 tn_status nccl_test(struct tn_request *r)
 {
     struct tn_comm *c = r->comm;
     struct nccl *b = c->nccl;
-    tn_status status = c->failed ? c->failed : begin_messages(c);
-    if (status == TN_OK)
-        status = begin_collectives(c);
-    cudaError_t state = status == TN_OK ? cudaEventQuery(r->done) : cudaSuccess;
-    if (status == TN_OK && state == cudaErrorNotReady) {
-        ncclResult_t result = ncclSuccess;
-        ncclCommGetAsyncError(r->op == TN_CALL_SEND || r->op == TN_CALL_RECV ? c->messages : c->collectives, &result);
-        if (result == ncclSuccess || result == ncclInProgress) {
-            if (!atomic_load(&c->aborted) && !nccl_is_time_to_look(b))
-                return TN_PENDING;
-            if (nccl_is_aborted(c))
-                status = nccl_fail_comm(c, r, TN_ABORTED, "it was aborted");
-            else if (b->bootstrap.poll(b->bootstrap.ctx) == TN_PEER)
-                status = nccl_fail_comm(c, r, TN_PEER, "a rank of the job has died");
-            else
-                return TN_PENDING;
-        } else {
-            status = nccl_fail_comm(c, r, TN_ERROR, ncclGetErrorString(result));
-        }
-    } else if (status == TN_OK && state != cudaSuccess) {
+    tn_status status = c->failed ? b->host->fail(b->host, c->failed, "%s", c->error_text) : nccl_lead(c);
+    cudaError_t state = status == TN_OK && r->is_begun ? cudaEventQuery(r->done) : cudaErrorNotReady;
+    if (status == TN_OK && state == cudaErrorNotReady)
+        status = look_into(r);
+    else if (status == TN_OK && state != cudaSuccess)
         status = nccl_fail_comm(c, r, TN_ERROR, cudaGetErrorString(state));
-    } else if (status != TN_OK) {
-        status = b->host->fail(b->host, status, "%s", c->error_text);
-    }
-    recycle(r);
+    if (status != TN_PENDING)
+        recycle(r);
     return status;
 }
 
@@ -236,9 +203,7 @@ tn_status nccl_wait_for(struct tn_request *r, uint64_t timeout_ns)
                                                .message = c->error_text };
             return c->nccl->host->fail(c->nccl->host, TN_TIMEOUT, "%s", c->error_text);
         }
-        for (struct tn_comm *other = c->nccl->comms; other; other = other->next)
-            if (!other->failed)
-                (void)begin_messages(other);
+        nccl_progress(c->nccl);
         nccl_nap();
     }
 }
@@ -248,7 +213,7 @@ void nccl_progress(void *self)
     struct nccl *b = self;
     for (struct tn_comm *c = b->comms; c; c = c->next)
         if (!c->failed)
-            (void)begin_messages(c);
+            (void)nccl_lead(c);
 }
 
 tn_status nccl_last_error(struct tn_comm *c, struct tn_comm_error *error)
