@@ -139,7 +139,9 @@ static void seat_init(struct seat *s, const struct world *w, const char *test, s
 {
     memset(s, 0, sizeof *s);
     s->fn = fn;
-    s->rank = (struct rank){ .plugin = w->plugin, .t = w->plugin->table, .lb = lb, .test = test, .rank = rank, .n = n };
+    s->rank = (struct rank){
+        .plugin = w->plugin, .t = w->plugin->table, .lb = lb, .test = test, .rank = rank, .n = n, .groups = w->groups
+    };
     plainhost_init(&s->rank.host, w->plugin);
     s->rank.host.overrides = w->overrides;
     s->rank.n_below = w->n_below;

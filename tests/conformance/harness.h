@@ -34,6 +34,7 @@ struct rank {
     void *self;
     struct tn_comm *world;
     int32_t rank, n;
+    int groups; /* as in the world */
 };
 
 typedef void test_fn(struct rank *r);
@@ -49,6 +50,7 @@ struct world {
     int use_threads;
     int expect_killed; /* this rank is meant to be killed; -1: none; ANY_RANK: any may be */
     double limit_s;
+    int groups;        /* that groups_without_leak makes and destroys */
     uint64_t words[2]; /* the first of shared_word, as the last run left them */
 };
 

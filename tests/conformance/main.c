@@ -9,6 +9,7 @@
  *   --hosts N     ranks are told that they are on N hosts, and cannot share memory across them
  *   --hosts aabb  the same, a letter for each rank and so many ranks
  *   --but A,B     not these tests
+ *   --groups N    that one test makes and destroys (default 1000)
  *
  *   --joined FILE one rank of those that mpirun started, which meet in FILE; with --test
  *
@@ -105,14 +106,14 @@ static int usage(const char *name)
     fprintf(
         stderr,
         "usage: %s [--threads] [--ranks N] [--test NAME] [--set \"key=value\"] [--over PLUGIN.so] [--with PLUGIN.so] "
-        "[--hosts N|aabb] [--but NAMES] [--joined FILE] PLUGIN.so\n",
+        "[--hosts N|aabb] [--but NAMES] [--groups N] [--joined FILE] PLUGIN.so\n",
         name);
     return 2;
 }
 
 int main(int argc, char **argv)
 {
-    struct world w = { .limit_s = 100 };
+    struct world w = { .limit_s = 100, .groups = 1000 };
     const char *only = NULL, *but = "", *path = NULL, *joined = NULL;
     int ranks = 0, failed = 0, ran = 0;
     for (int i = 1; i < argc; i++) {
@@ -132,6 +133,8 @@ int main(int argc, char **argv)
             w.with[w.n_with++] = plainhost_load(argv[++i], TN_PLUGIN_COLLECTIVE);
         else if (strcmp(argv[i], "--hosts") == 0 && i + 1 < argc)
             w.hosts = argv[++i];
+        else if (strcmp(argv[i], "--groups") == 0 && i + 1 < argc)
+            w.groups = atoi(argv[++i]);
         else if (strcmp(argv[i], "--but") == 0 && i + 1 < argc)
             but = argv[++i];
         else if (argv[i][0] == '-' || path)

@@ -81,6 +81,11 @@ struct nccl {
 
 extern const ncclDataType_t nccl_dtypes[]; /* by TN_* of value.h */
 
+static inline int nccl_is_fine(ncclResult_t result)
+{
+    return result == ncclSuccess || result == ncclInProgress;
+}
+
 /* nccl.c */
 uint64_t nccl_now_ns(void);
 void nccl_nap(void);

@@ -59,7 +59,7 @@ static tn_status connect(struct tn_comm *c, struct lane *lane)
     config.blocking = 0;
     result = ncclCommInitRankConfig(&lane->comm, 2, id, lane->is_send ? 0 : 1, &config);
     lane->state = LANE_JOINS;
-    return result == ncclSuccess || result == ncclInProgress ? TN_OK : TN_ERROR;
+    return nccl_is_fine(result) ? TN_OK : TN_ERROR;
 }
 
 /* A message to oneself when both ends are there, in order on either side. */
@@ -89,12 +89,12 @@ static tn_status copy(struct tn_comm *c, struct lane *lane)
 static ncclResult_t begin(struct lane *lane)
 {
     ncclResult_t result = ncclGroupStart();
-    for (struct tn_request *r = lane->due; r && result == ncclSuccess; r = r->next)
+    for (struct tn_request *r = lane->due; r && nccl_is_fine(result); r = r->next)
         result = nccl_begin(r, lane);
     ncclResult_t ended = ncclGroupEnd();
     lane->begins = lane->due;
     lane->due = NULL;
-    return result == ncclSuccess ? ended : result;
+    return nccl_is_fine(result) ? ended : result;
 }
 
 static void note_begun(struct lane *lane)
@@ -127,7 +127,7 @@ static tn_status lead(struct tn_comm *c, struct lane *lane)
         if (result == ncclSuccess)
             note_begun(lane);
     }
-    if (result == ncclSuccess || result == ncclInProgress)
+    if (nccl_is_fine(result))
         return TN_OK;
     return nccl_fail_comm(c, lane->begins ? lane->begins : lane->due, TN_ERROR, ncclGetErrorString(result));
 }

@@ -63,13 +63,13 @@ static ncclResult_t exchange(const struct tn_request *r, ncclDataType_t type, co
 {
     uint64_t block = r->count * tn_call_dtype_bytes(r->dtype);
     ncclResult_t result = ncclGroupStart();
-    for (int32_t i = 0; i < r->comm->n && result == ncclSuccess; i++) {
+    for (int32_t i = 0; i < r->comm->n && nccl_is_fine(result); i++) {
         result = ncclSend((const char *)r->send + (uint64_t)i * block, r->count, type, i, lane->comm, lane->stream);
-        if (result == ncclSuccess)
+        if (nccl_is_fine(result))
             result = ncclRecv((char *)r->recv + (uint64_t)i * block, r->count, type, i, lane->comm, lane->stream);
     }
     ncclResult_t ended = ncclGroupEnd();
-    return result == ncclSuccess ? ended : result;
+    return nccl_is_fine(result) ? ended : result;
 }
 
 /* Inside of a group of NCCL's. A lane of messages has two members, the sender first. */
@@ -157,9 +157,9 @@ static tn_status look_into(struct tn_request *r)
         return TN_PENDING;
     ncclResult_t result = ncclSuccess;
     for (struct lane *lane = &c->collectives; lane; lane = lane == &c->collectives ? c->lanes : lane->next)
-        if (lane->comm && (result == ncclSuccess || result == ncclInProgress))
+        if (lane->comm && nccl_is_fine(result))
             ncclCommGetAsyncError(lane->comm, &result);
-    if (result != ncclSuccess && result != ncclInProgress)
+    if (!nccl_is_fine(result))
         return nccl_fail_comm(c, r, TN_ERROR, ncclGetErrorString(result));
     if (nccl_is_aborted(c))
         return nccl_fail_comm(c, r, TN_ABORTED, "it was aborted");
