@@ -20,8 +20,8 @@ enum {
  *
  * Work is cut into units that share nothing they write. Forward: unit = (batch, query head, chunk), a chunk being a run
  * of query tiles. Backward: unit = (batch, key head, part); the (query head of the group, query tile) pairs of a key
- * head are dealt out to its parts in turn, each part sums its own dk and dv, and these are added in order in the end.
- * */
+ * head are dealt out to its parts in turn, each part sums its own dk and dv, and these are added in order in the
+ * end. */
 struct cpu_attention {
     int64_t batch, q_length, k_length;
     int heads, kv_heads, head_dim;

@@ -2,8 +2,8 @@
  *
  * The peak of each dtype is that of oneDNN products that stay in the cache, the memory figure that of a copy that does
  * not; together they take under 100 ms. Each thread computes its own products and its best one counts, by the time
- * that it had a core, so that others who keep the cores busy do not lower it: MFU compares with what the cores can do.
- * */
+ * that it had a core, so that others who keep the cores busy do not lower it: MFU compares with what the cores can
+ * do. */
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>

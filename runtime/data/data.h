@@ -36,8 +36,8 @@ void tn_data_starts(const struct tn_data *data, int split, int64_t step, int64_t
 /* Prefetch: a thread that has the whole global batch of the next step ready. */
 struct tn_prefetch;
 int tn_prefetch_start(struct tn_prefetch **prefetch, const struct tn_data *data, int64_t first_step);
-/* Global batch of `step` (must be the next one): [batch][sequence] each, valid until the next call. 0, or -1 on error.
- * */
+/* Global batch of `step` (must be the next one): [batch][sequence] each, valid until the next call. 0, or -1 on
+ * error. */
 int tn_prefetch_next(struct tn_prefetch *prefetch, int64_t step, const int32_t **tokens, const int32_t **labels);
 void tn_prefetch_stop(struct tn_prefetch *prefetch); /* accepts NULL */
 

@@ -30,8 +30,7 @@ struct gradient {
 
 static int is_sum(const struct tn_program *p, tn_op op)
 {
-    return op && p->ops[op].opcode == TN_OP_ALL_REDUCE && p->ops[op].region == TN_REGION_STEP &&
-           tn_attr_i(p, op, "red", TN_RED_SUM) == TN_RED_SUM;
+    return op && tn_op_is_sum(p, op) && p->ops[op].region == TN_REGION_STEP;
 }
 
 static int is_gradient(const struct tn_program *p, tn_value v)
@@ -53,19 +52,6 @@ static tn_op completed_by(const struct tn_program *p, tn_value v, tn_op *scatter
     return def && p->ops[def].region != TN_REGION_STEP ? def : 0;
 }
 
-static tn_op only_user(const struct tn_program *p, tn_value v)
-{
-    tn_op user = 0;
-    for (tn_op op = tn_first_user(p, v); op; op = p->ops[op].next)
-        for (uint32_t i = 0; i < p->ops[op].n_in; i++)
-            if (p->ops[op].in[i] == v) {
-                if (user)
-                    return 0;
-                user = op;
-            }
-    return user;
-}
-
 /* The gradient that `op` begins to sum. Returns whether there is one and `axis` is on its way. */
 static int follow(const struct tn_program *p, tn_op op, int32_t axis, struct gradient *g)
 {
@@ -76,7 +62,7 @@ static int follow(const struct tn_program *p, tn_op op, int32_t axis, struct gra
         return 0;
     g->ready = p->ops[completed].order;
     g->elements = tn_local_elements(p, g->from);
-    for (; is_sum(p, op) && g->n_sums < TN_MAX_AXES; op = only_user(p, g->to)) {
+    for (; is_sum(p, op) && g->n_sums < TN_MAX_AXES; op = tn_only_user(p, g->to)) {
         int64_t along = tn_attr_i(p, op, "axis", 0);
         goes_along |= along == axis;
         g->way = g->way << 4 | (uint64_t)(along + 1);

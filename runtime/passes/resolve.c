@@ -161,20 +161,6 @@ static tn_value converted(const struct resolver *r, tn_value v, tn_placement to)
     return 0;
 }
 
-static int is_sum(const struct tn_program *p, tn_op op)
-{
-    return op && p->ops[op].opcode == TN_OP_ALL_REDUCE && tn_attr_i(p, op, "red", TN_RED_SUM) == TN_RED_SUM;
-}
-
-static int has_one_user(const struct tn_program *p, tn_value v)
-{
-    uint32_t n = 0;
-    for (tn_op op = tn_first_user(p, v); op && n < 2; op = p->ops[op].next)
-        for (uint32_t i = 0; i < p->ops[op].n_in; i++)
-            n += p->ops[op].in[i] == v;
-    return n == 1;
-}
-
 /* The first of the sums over other axes that v comes from and that nobody else reads, if v is to be scattered flat: the
  * scatter goes before it, so that the others sum parts. 0: none.
  *
@@ -186,7 +172,7 @@ static tn_op first_sum_before(const struct resolver *r, tn_value v, tn_placement
     tn_op first = 0;
     if (TN_PLACE_KIND(p->values[v].place[r->axis]) != TN_PLACE_PARTIAL || TN_PLACE_KIND(to) != TN_PLACE_FLAT)
         return 0;
-    while (is_sum(p, p->values[v].def) && has_one_user(p, v)) {
+    while (p->values[v].def && tn_op_is_sum(p, p->values[v].def) && tn_only_user(p, v)) {
         first = p->values[v].def;
         v = p->ops[first].in[0];
     }
@@ -278,8 +264,8 @@ static double row_cost(const struct resolver *r, tn_op op, const struct tn_row *
     return cost;
 }
 
-/* Where a strategy wants a cut of v, or of what v was converted from, that does not divide: says so; else says nothing.
- * */
+/* Where a strategy wants a cut of v, or of what v was converted from, that does not divide: says so; else says
+ * nothing. */
 static int add_unfit_want(const struct resolver *r, tn_value v, struct tn_buf *buf)
 {
     const struct tn_program *p = r->p;

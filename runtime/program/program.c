@@ -183,8 +183,8 @@ static void cut(const struct tn_program *p, tn_placement placement, int32_t axis
     *extent = parts->weights[coord] * unit;
 }
 
-/* Parts of a flat cut are equal but for padding at the end, which no part counts: the last ones may be short or empty.
- * */
+/* Parts of a flat cut are equal but for padding at the end, which no part counts: the last ones may be short or
+ * empty. */
 static void cut_flat(int64_t size, int64_t coord, int64_t *n, int64_t *first)
 {
     int64_t part = (*n + size - 1) / size, left = *n - coord * part;
@@ -371,6 +371,24 @@ tn_op tn_first_user(const struct tn_program *p, tn_value v)
 {
     tn_op def = p->values[v].def;
     return def && p->ops[def].linked ? p->ops[def].next : p->first;
+}
+
+tn_op tn_only_user(const struct tn_program *p, tn_value v)
+{
+    tn_op user = 0;
+    for (tn_op op = tn_first_user(p, v); op; op = p->ops[op].next)
+        for (uint32_t i = 0; i < p->ops[op].n_in; i++)
+            if (p->ops[op].in[i] == v) {
+                if (user)
+                    return 0;
+                user = op;
+            }
+    return user;
+}
+
+int tn_op_is_sum(const struct tn_program *p, tn_op op)
+{
+    return p->ops[op].opcode == TN_OP_ALL_REDUCE && tn_attr_i(p, op, "red", TN_RED_SUM) == TN_RED_SUM;
 }
 
 void tn_replace_uses(struct tn_program *p, tn_value from, tn_value to, tn_op after)

@@ -141,6 +141,8 @@ tn_value tn_value_find(const struct tn_program *p, const char *name);
 void tn_op_unlink(struct tn_program *p, tn_op op);
 void tn_op_move(struct tn_program *p, tn_op op, tn_op before); /* before 0: to the end */
 tn_op tn_first_user(const struct tn_program *p, tn_value v); /* where a search for its users starts: after its maker */
+tn_op tn_only_user(const struct tn_program *p, tn_value v);  /* 0: nobody, or several inputs read it */
+int tn_op_is_sum(const struct tn_program *p, tn_op op);      /* an all_reduce that adds */
 void tn_replace_uses(struct tn_program *p, tn_value from, tn_value to, tn_op after);
 void tn_program_renumber(struct tn_program *p); /* sets order */
 int64_t tn_attr_i(const struct tn_program *p, tn_op op, const char *key, int64_t missing);

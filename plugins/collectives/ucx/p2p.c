@@ -1,5 +1,5 @@
-/* Send and recv: messages between two members, numbered on each way, so that they match in order whatever their size.
- * */
+/* Send and recv: messages between two members, numbered on each way, so that they match in order whatever their
+ * size. */
 #include "backend.h"
 
 #include <inttypes.h>
