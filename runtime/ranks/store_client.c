@@ -144,18 +144,15 @@ static int collect(struct tn_store *store)
     return go_on;
 }
 
-/* Sends what there is. What to poll for; 0: time to end. A broken connection shows when it is read. */
+/* Sends what the socket takes, once, so that a rank that always has more to send still hears what comes. What to poll
+ * for; 0: time to end. A broken connection shows when it is read. */
 static short send_out(struct tn_store *store)
 {
-    for (;;) {
-        if (!collect(store))
-            return 0;
-        if (tn_wire_queued(&store->wire) == 0)
-            return POLLIN;
-        int sent = tn_wire_flush(&store->wire);
-        if (sent <= 0)
-            return sent < 0 ? POLLIN : POLLIN | POLLOUT;
-    }
+    if (!collect(store))
+        return 0;
+    if (tn_wire_queued(&store->wire) == 0 || tn_wire_flush(&store->wire) < 0)
+        return POLLIN;
+    return POLLIN | POLLOUT;
 }
 
 static void *converse(void *arg)
