@@ -43,6 +43,10 @@ void tn_job_load(struct tn_job *job, struct tn_instance *instance, const char *n
     struct tn_library library;
     struct tn_load_error error;
     struct tn_where where = tn_manifest_where(&job->manifest, section, key);
+    if (!*name) {
+        tn_diag_add(&job->diag, where, "name a plugin, or remove the key for the default", "is empty");
+        return;
+    }
     if (tn_library_open(&library, name, kind, &search, &job->manifest.arena, &error) != TN_LOAD_OK) {
         tn_diag_add(&job->diag, where, NULL, "plugin %s: %s", name, error.text);
         return;

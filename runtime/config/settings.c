@@ -294,21 +294,6 @@ static void check_checkpoint(const struct tn_settings *s, const struct tn_manife
                     "nothing is saved without a folder");
 }
 
-static void check_plugins(const struct tn_settings *s, const struct tn_manifest *m, struct tn_diag *diag)
-{
-    const struct {
-        const char *section, *key, *value;
-    } named[] = {
-        { "model", "plugin", s->model },
-        { "device", "plugin", s->device },
-        { "comm", "backend", s->backend },
-    };
-    for (int i = 0; i < 3; i++)
-        if (!*named[i].value)
-            tn_diag_add(diag, tn_manifest_where(m, named[i].section, named[i].key),
-                        "name a plugin, or remove the key for the default", "is empty");
-}
-
 void tn_settings_read(struct tn_settings *settings, struct tn_manifest *m, struct tn_diag *diag)
 {
     *settings = (struct tn_settings){ 0 };
@@ -327,7 +312,6 @@ void tn_settings_read(struct tn_settings *settings, struct tn_manifest *m, struc
     check_data(settings, m, diag);
     check_optimizer(settings, m, diag);
     check_checkpoint(settings, m, diag);
-    check_plugins(settings, m, diag);
 }
 
 /* ---- [comm.AXIS] ---- */

@@ -185,6 +185,14 @@ class Check(JobTest):
         run = self.run_tenon("check", "job.ini", *settings(strategies={"chain": "tp, tp"}), code=2)
         self.assertEqual(run.stderr, "--set: [strategies] chain: tp is named twice; name it once\n")
 
+    def test_empty_plugin(self):
+        """One fault, one problem, for each key that names a plugin and has a default."""
+        for section, key in (("model", "plugin"), ("device", "plugin"), ("comm", "backend")):
+            run = self.run_tenon("check", "job.ini", *settings(**{section: {key: ""}}), code=2)
+            self.assertEqual(run.stderr, "--set: [%s] %s: is empty; name a plugin, or remove the key for the default\n"
+                             % (section, key))
+        self.assertEqual(self.run_tenon("check", "job.ini", *settings(model={"plugin": " "}), code=2).stderr.count("\n"), 1)
+
     def test_size_of_the_world(self):
         for words, message in ((["-n", "3", *layout(tp=2)],
                                 "the sizes of the strategies make 2 ranks, but 3 are given; use -n 2 or change a size"),

@@ -336,10 +336,9 @@ static void settings_check_across_keys(void **state)
                   "m:4: [data] micro_batches: 5 does not divide batch = 12; use 1, 2, 3, 4, 6 or 12\n"
                   "m:5: [data] ignore: -1 is not a token id; use ids from 0 on, with commas between\n"
                   "m:9: [optimizer] warmup_steps: 11 is more than [job] steps = 10; warm up for fewer steps\n");
-    settings_said("[data]\npath=x\n[optimizer]\nschedule=wsd\nwarmup_steps=90\n[model]\nplugin=\n",
+    settings_said("[data]\npath=x\n[optimizer]\nschedule=wsd\nwarmup_steps=90\n",
                   "m:3: [optimizer] decay_share: warmup_steps = 90 and the last 0.2 of 100 steps overlap; lower one of "
-                  "them\n"
-                  "m:7: [model] plugin: is empty; name a plugin, or remove the key for the default\n");
+                  "them\n");
 }
 
 static void settings_name_what_is_unknown(void **state)
