@@ -76,8 +76,13 @@ static int run_rank(const struct bench_options *o)
         return TOOL_USAGE;
     if (!o->job && bench_backends_open(&b, o, default_backend(), w.rank == 0))
         return refuse(&b);
-    if (tn_rank_init(&w.joined, w.timeout_ns, error, sizeof error) != TN_OK)
-        bench_die(&w, "%s", error);
+    tn_status joined = tn_rank_init(&w.joined, w.timeout_ns, error, sizeof error);
+    if (joined != TN_OK) {
+        tn_log(TN_LOG_ERROR, "%s", error);
+        if (!o->job)
+            bench_backends_close(&b);
+        return joined == TN_INVALID ? TOOL_USAGE : TOOL_FAILED;
+    }
     signal(SIGINT, SIG_DFL); /* there is no step to finish first */
     signal(SIGTERM, SIG_DFL);
     w.local_n = w.joined.bootstrap.local_size;

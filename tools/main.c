@@ -7,6 +7,7 @@
 
 #include <tenon/plugin.h>
 
+#include "base/log.h"
 #include "config/options.h"
 #include "tool.h"
 
@@ -50,6 +51,15 @@ static void keep_standard_streams(void)
             exit(TOOL_FAILED);
 }
 
+static int check_log_level(void)
+{
+    const char *asked = getenv("TENON_LOG");
+    if (!asked || !*asked || tn_log_level(asked) >= 0)
+        return 0;
+    fprintf(stderr, "tenon: TENON_LOG is \"%s\"; use debug, info, warn or error\n", asked);
+    return -1;
+}
+
 int main(int argc, char **argv)
 {
     keep_standard_streams();
@@ -63,6 +73,8 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--version") == 0)
         return tenon_version_main(1, argv + 1);
+    if (check_log_level())
+        return TOOL_USAGE;
     const char *names[COMMANDS];
     for (size_t i = 0; i < COMMANDS; i++) {
         names[i] = commands[i].name;

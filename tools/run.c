@@ -46,10 +46,11 @@ static int run_rank(const struct tool_args *args, const char *metrics, int32_t r
         tn_job_close(&job);
         return TOOL_USAGE;
     }
-    if (tn_rank_init(&rank, (uint64_t)job.settings.comm_timeout_ns, error, sizeof error) != TN_OK) {
+    tn_status joined = tn_rank_init(&rank, (uint64_t)job.settings.comm_timeout_ns, error, sizeof error);
+    if (joined != TN_OK) {
         tn_log(TN_LOG_ERROR, "%s", error);
         tn_job_close(&job);
-        return TOOL_FAILED;
+        return joined == TN_INVALID ? TOOL_USAGE : TOOL_FAILED;
     }
     int code = tn_job_train(&job, rank.world > 1 ? &rank : NULL, metrics, NULL);
     tn_job_close(&job);

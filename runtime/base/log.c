@@ -10,15 +10,21 @@
 
 static int log_rank = -1, log_level = TN_LOG_WARN;
 
-void tn_log_setup(int rank, int level)
+int tn_log_level(const char *name)
 {
     static const char *const names[] = { "debug", "info", "warn", "error" };
-    log_rank = rank;
-    log_level = level;
+    for (int i = 0; i < 4; i++)
+        if (strcmp(name, names[i]) == 0)
+            return i;
+    return -1;
+}
+
+void tn_log_setup(int rank, int level)
+{
     const char *asked = getenv("TENON_LOG");
-    for (int i = 0; asked && i < 4; i++)
-        if (strcmp(asked, names[i]) == 0)
-            log_level = i;
+    int found = asked ? tn_log_level(asked) : -1;
+    log_rank = rank;
+    log_level = found >= 0 ? found : level;
 }
 
 void tn_vlog(int level, const char *who, const char *fmt, va_list args)

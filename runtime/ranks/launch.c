@@ -21,7 +21,7 @@
 
 #include "base/buf.h"
 #include "base/log.h"
-#include "ranks/store_wire.h"
+#include "ranks/store_join.h"
 
 #include <tenon/host.h>
 
@@ -423,6 +423,11 @@ int tn_launch_local(int32_t world, char **argv)
     struct launcher l = { .world = world, .argv = argv, .signal_fd = -1, .null_fd = -1 };
     if (world < 1 || world > WORLD_MAX) {
         tn_log(TN_LOG_ERROR, "cannot start %d ranks; use 1 to %d", (int)world, WORLD_MAX);
+        return 2;
+    }
+    char error[256];
+    if (tn_store_check_hosts(world, error, sizeof error) < 0) {
+        tn_log(TN_LOG_ERROR, "%s", error);
         return 2;
     }
     if (prepare(&l) == 0) {

@@ -34,7 +34,8 @@ int tn_launch_local(int32_t world, char **argv);
 /* A new random secret for a job, as text. -1: the system gives no random numbers. */
 enum { TN_LAUNCH_TOKEN_BYTES = 32 };
 int tn_launch_token(char token[2 * TN_LAUNCH_TOKEN_BYTES + 1]);
-/* Becomes the rank that the environment names: store, bootstrap. Failure: text in error. From here on the first
+/* Becomes the rank that the environment names: store, bootstrap. Failure: text in error; TN_INVALID: a variable is to
+ * blame, which has a value that can never do. From here on the first
  * SIGINT or SIGTERM only sets the flag below, the second ends the process at once. [main] */
 tn_status tn_rank_init(struct tn_rank *rank, uint64_t timeout_ns, char *error, size_t error_bytes);
 /* Orderly: peers do not take it for a death. Where rank 0 serves the store it waits here for the others. A rank that

@@ -14,11 +14,11 @@
 
 #include "base/log.h"
 #include "ranks/launch_other.h"
-#include "ranks/store_wire.h"
+#include "ranks/store_join.h"
 
 #include <tenon/host.h>
 
-enum { WORLD_MAX = 1 << 20 };
+enum { WORLD_MAX = 1 << 20, ADDRESS_MAX = 255 };
 
 /* Where the store is, and who may use it. */
 struct place {
@@ -111,11 +111,23 @@ static int read_token(struct place *place, char *error, size_t error_bytes)
     return 0;
 }
 
+/* What can be no name and no address would else be looked up until the time is over: a name may yet come to be. */
+static int check_address(const char *addr, char *error, size_t error_bytes)
+{
+    static const char may_have[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:_-%";
+    if (!addr || (strlen(addr) <= ADDRESS_MAX && !addr[strspn(addr, may_have)]))
+        return 0;
+    snprintf(error, error_bytes, "MASTER_ADDR is \"%.80s\"; use the name of rank 0's host, or an address of it", addr);
+    return -1;
+}
+
 static int read_place(int32_t world, struct place *place, char *error, size_t error_bytes)
 {
     int32_t port = 0;
     place->launcher_serves = getenv("TENON_LAUNCHER") != NULL;
     place->addr = getenv("MASTER_ADDR");
+    if (check_address(place->addr, error, error_bytes) < 0)
+        return -1;
     int has_port = read_port(place, &port, error, error_bytes);
     if (has_port < 0)
         return -1;
@@ -276,7 +288,8 @@ tn_status tn_rank_init(struct tn_rank *rank, uint64_t timeout_ns, char *error, s
     int joined = tn_launch_joined(&rank->rank, &rank->world, error, error_bytes);
     if (joined == 0)
         snprintf(error, error_bytes, "this process is no rank: RANK and WORLD_SIZE are not set");
-    if (joined <= 0 || read_place(rank->world, &place, error, error_bytes) < 0)
+    if (joined <= 0 || read_place(rank->world, &place, error, error_bytes) < 0 ||
+        tn_store_check_hosts(rank->world, error, error_bytes) < 0)
         return TN_INVALID;
     tn_status status = join(rank, &place, timeout_ns, error, error_bytes);
     if (status == TN_OK) {

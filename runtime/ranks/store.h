@@ -16,7 +16,7 @@ struct tn_store_server;
 struct tn_store;
 
 /* Listens on addr ("127.0.0.1"; NULL: any) and port (0: any; *port is set). Serves from its own thread.
- * Clients must present `token` (1 to 128 bytes). Failure: text in error. */
+ * Clients must present `token` (1 to 128 bytes). Failure: text in error; TN_INVALID: addr, port or token can never do. */
 tn_status tn_store_serve(struct tn_store_server **server, const char *addr, uint16_t *port, const char *token,
                          int32_t world, char *error, size_t error_bytes);
 /* Tells all clients that `rank` is gone and why ("was killed by signal 9 (Killed)"). Any thread. A lost connection

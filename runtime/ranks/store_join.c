@@ -165,6 +165,19 @@ tn_status tn_store_join(const struct tn_join *join, struct tn_wire *wire, uint64
     }
 }
 
+int tn_store_check_hosts(int32_t world, char *error, size_t error_bytes)
+{
+    const char *simulated = getenv("TENON_SIMULATE_HOSTS");
+    if (!simulated || !*simulated || strlen(simulated) >= (size_t)world)
+        return 0;
+    snprintf(error, error_bytes, "TENON_SIMULATE_HOSTS is \"%s\" for %d ranks; give each a letter, as in %s", simulated,
+             (int)world,
+             world == 2   ? "ab"
+             : world == 3 ? "aab"
+                          : "aabb");
+    return -1;
+}
+
 /* The kernel's boot names the host; the namespaces say which of its processes see each other. */
 uint64_t tn_store_host_id(int32_t rank)
 {

@@ -2,6 +2,7 @@
 #ifndef TENON_STORE_JOIN_H
 #define TENON_STORE_JOIN_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "ranks/store_wire.h"
@@ -23,5 +24,7 @@ tn_status tn_store_join(const struct tn_join *join, struct tn_wire *wire, uint64
 /* Equal exactly on processes that can reach each other's abstract unix sockets and process ids, so share memory; or as
  * TENON_SIMULATE_HOSTS says: a letter for each rank, another letter another host. */
 uint64_t tn_store_host_id(int32_t rank);
+/* -1, with text in error: TENON_SIMULATE_HOSTS does not say where each of `world` ranks is. */
+int tn_store_check_hosts(int32_t world, char *error, size_t error_bytes);
 
 #endif

@@ -72,7 +72,8 @@ static void on_hello(struct tn_store_server *s, struct tn_store_conn *conn, cons
         return;
     }
     if (!token_matches(s, hello)) {
-        refuse(s, conn, TN_INVALID, "it does not accept the token; TENON_TOKEN must be the same on all ranks of a job");
+        refuse(s, conn, TN_CONFLICT,
+               "it does not accept the token; TENON_TOKEN must be the same on all ranks of a job");
         return;
     }
     uint32_t version = tn_wire_u32(hello->data);

@@ -315,7 +315,8 @@ static void *serve(void *arg)
 }
 
 /* A socket that listens on addr:*port, or -1 with the reason in error. */
-static int listen_on(const char *addr, uint16_t *port, char *error, size_t error_bytes)
+/* TN_INVALID: this process can never listen there, as the address is not this host's or the port not its user's. */
+static tn_status listen_on(const char *addr, uint16_t *port, int *listen_fd, char *error, size_t error_bytes)
 {
     char service[8];
     struct addrinfo hints = { .ai_family = addr ? AF_UNSPEC : AF_INET,
@@ -326,13 +327,15 @@ static int listen_on(const char *addr, uint16_t *port, char *error, size_t error
     int failed = getaddrinfo(addr, service, &hints, &found);
     if (failed) {
         snprintf(error, error_bytes, "cannot listen on %s: %s", addr, gai_strerror(failed));
-        return -1;
+        return failed == EAI_NONAME ? TN_INVALID : TN_IO;
     }
-    int fd = -1, on = 1;
+    int fd = -1, on = 1, why = 0;
     for (struct addrinfo *a = found; a && fd < 0; a = a->ai_next) {
         fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
-        if (fd < 0)
+        if (fd < 0) {
+            why = errno;
             continue;
+        }
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
         struct sockaddr_storage bound;
         socklen_t bytes = sizeof bound;
@@ -342,15 +345,16 @@ static int listen_on(const char *addr, uint16_t *port, char *error, size_t error
                                                       : ((struct sockaddr_in *)&bound)->sin_port);
             continue;
         }
-        int why = errno;
+        why = errno;
         close(fd);
         fd = -1;
-        errno = why;
     }
-    if (fd < 0)
-        snprintf(error, error_bytes, "cannot listen on %s:%u: %s", addr ? addr : "*", (unsigned)*port, strerror(errno));
     freeaddrinfo(found);
-    return fd;
+    *listen_fd = fd;
+    if (fd >= 0)
+        return TN_OK;
+    snprintf(error, error_bytes, "cannot listen on %s:%u: %s", addr ? addr : "*", (unsigned)*port, strerror(why));
+    return why == EADDRNOTAVAIL || why == EACCES ? TN_INVALID : TN_IO;
 }
 
 /* One descriptor a rank and some more. */
@@ -457,21 +461,22 @@ tn_status tn_store_serve(struct tn_store_server **server, const char *addr, uint
         snprintf(error, error_bytes, "cannot serve the store: out of memory");
         return TN_NO_MEMORY;
     }
-    s->listen_fd = listen_on(addr, port, error, error_bytes);
-    if (s->listen_fd < 0)
+    tn_status status = listen_on(addr, port, &s->listen_fd, error, error_bytes);
+    if (status != TN_OK)
         goto free;
     int failed = watch(s);
     if (!failed)
         failed = start_thread(s);
     if (failed) {
         snprintf(error, error_bytes, "cannot serve the store: %s", strerror(failed));
+        status = TN_IO;
         goto free;
     }
     *server = s;
     return TN_OK;
 free:
     free_server(s);
-    return TN_IO;
+    return status;
 }
 
 int tn_store_wait_empty(struct tn_store_server *s, uint64_t timeout_ns)

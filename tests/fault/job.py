@@ -301,15 +301,32 @@ class Faults(JobTest):
         self.matches(r"cannot finish: rank 1 ", runs[0].stderr)
 
     def test_variables_are_wrong(self):
+        """Known at once, by the rank itself, and no failure of the job: exit code 2."""
+        place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for env, message in (({"RANK": "2", "WORLD_SIZE": "2"},
                               "RANK is 2 but WORLD_SIZE is 2; use a RANK from 0 to 1"),
                              ({"RANK": "0"}, "WORLD_SIZE is not set"), ({"WORLD_SIZE": "2"}, "RANK is not set"),
                              ({"RANK": "x", "WORLD_SIZE": "2"}, 'RANK is "x"; use a number'),
                              ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "7"}, 'LOCAL_RANK is "7"'),
-                             ({"RANK": "0", "WORLD_SIZE": "3"}, "3 are given")):
-            run = self.start("run", "job.ini", *layout(tp=2), env=env)
+                             ({"RANK": "0", "WORLD_SIZE": "3"}, "3 are given"),
+                             (dict(place, MASTER_PORT="http"), 'MASTER_PORT is "http"; use a number from 1 to 65535'),
+                             (dict(place, MASTER_PORT="0"), 'MASTER_PORT is "0"; use a number from 1 to 65535'),
+                             (dict(place, TENON_PORT="65536"), 'TENON_PORT is "65536"; use a number'),
+                             (dict(place, TENON_TOKEN="x" * 129), "TENON_TOKEN has 129 bytes; use 1 to 128"),
+                             (dict(place, MASTER_ADDR="a b"), 'MASTER_ADDR is "a b"; use the name of rank 0'),
+                             (dict(place, RANK="0", MASTER_ADDR="192.0.2.1"), "must be an address of rank 0's host"),
+                             (dict(place, TENON_SIMULATE_HOSTS="a"), 'TENON_SIMULATE_HOSTS is "a" for 2 ranks; '),
+                             ({"TENON_SIMULATE_HOSTS": "a"}, 'TENON_SIMULATE_HOSTS is "a" for 2 ranks; '),
+                             ({"TENON_LOG": "loud"}, 'TENON_LOG is "loud"; use debug, info, warn or error')):
+            with self.subTest(env):
+                run = self.start("run", "job.ini", *layout(tp=2), env=env)
+                self.ends(run, 2, seconds=20, expected=[])
+                self.assertIn(message, run.stderr)
+                self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
+        for env in ({"MASTER_PORT": "http"}, {"MASTER_ADDR": "a b"}):
+            run = self.start("bench", "comm", env=dict(place, **env))
             self.ends(run, 2, seconds=20, expected=[])
-            self.assertIn(message, run.stderr)
+            self.assertIn('%s is "%s"; use ' % (*env.items(),)[0], run.stderr)
 
     def test_ranks_of_the_launcher(self):
         """-n may say what the launcher says, and nothing else."""
@@ -319,7 +336,7 @@ class Faults(JobTest):
 
     def test_address_is_missing(self):
         run = self.start("run", "job.ini", *layout(tp=2), env={"RANK": "0", "WORLD_SIZE": "2"})
-        self.ends(run, 1, seconds=20, expected=[])
+        self.ends(run, 2, seconds=20, expected=[])
         self.assertIn("MASTER_ADDR is not set; set it to the host of rank 0", run.stderr)
 
     def test_port_is_taken(self):
