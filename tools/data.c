@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/input.h"
 #include "data/bpe.h"
 #include "data/find.h"
 #include "data/idx.h"
@@ -216,9 +217,10 @@ static int add_text(struct pack *pack, FILE *file, const char *path, char *error
 
 static int add_file(struct pack *pack, const struct tn_file *input, char *error)
 {
-    FILE *file = fopen(input->path, "rbe");
+    const char *why; /* it was a regular file when it was found */
+    FILE *file = tn_input_stream(input->path, &why);
     if (!file)
-        return snprintf(error, 256, "cannot read %.180s: %s", input->path, strerror(errno)), TOOL_FAILED;
+        return snprintf(error, 256, "cannot read %.170s: %.60s", input->path, why), TOOL_FAILED;
     int64_t before = pack->tokens;
     int result = add_text(pack, file, input->path, error);
     fclose(file);

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/input.h"
 #include "base/log.h"
 
 enum { PATH_MOST = 4096, MOST_FILES = 4096, MOST_SAID = 10 };
@@ -95,7 +96,7 @@ static tn_status check_map(struct source *source, const char *path, json_t *map)
 static tn_status open_index(struct source *source, const char *folder, const char *path)
 {
     json_error_t problem;
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem), *value;
+    json_t *root = tn_input_json(path, &problem), *value;
     json_t *map = json_object_get(root, "weight_map");
     tn_status status = TN_OK;
     const char *name;

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/input.h"
+
 enum { STATE_VERSION = 1 };
 
 static const char *const optimizer_name[] = { "adamw", "sgd" };
@@ -135,7 +137,7 @@ tn_status tn_checkpoint_state_read(const struct tn_job *job, const char *folder,
     json_error_t problem;
     struct state state = { .version = 0 };
     snprintf(path, sizeof path, "%s/state.json", folder);
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem);
+    json_t *root = tn_input_json(path, &problem);
     const char *wrong = root ? parse(root, &state) : problem.text;
     tn_status status = TN_INVALID;
     if (wrong)

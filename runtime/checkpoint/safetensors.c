@@ -6,7 +6,6 @@
 #include "checkpoint/safetensors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,6 +17,7 @@
 #include <jansson.h>
 
 #include "base/arena.h"
+#include "base/input.h"
 #include "checkpoint/safetensors_dtype.h"
 
 enum { HEADER_MOST = 100000000, RANK_MOST = 64 };
@@ -229,11 +229,12 @@ static tn_status read_header(struct tn_safetensors *f, uint64_t length, const st
 static tn_status load(struct tn_safetensors *f, const struct report *r)
 {
     struct stat info;
-    f->fd = open(f->path, O_RDONLY | O_CLOEXEC);
-    if (f->fd < 0 || fstat(f->fd, &info) != 0)
-        return refuse(r, errno == ENOENT ? TN_NOT_FOUND : TN_IO, "%s", strerror(errno));
-    if (!S_ISREG(info.st_mode))
-        return refuse(r, TN_INVALID, "not a regular file");
+    const char *why;
+    f->fd = tn_input_open(f->path, &why);
+    if (f->fd < 0)
+        return refuse(r, errno == ENOENT ? TN_NOT_FOUND : errno ? TN_IO : TN_INVALID, "%s", why);
+    if (fstat(f->fd, &info) != 0)
+        return refuse(r, TN_IO, "%s", strerror(errno));
     uint64_t file_bytes = (uint64_t)info.st_size;
     unsigned char raw[8];
     if (file_bytes < sizeof raw)

@@ -7,7 +7,6 @@
 #include "config/manifest.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <ini.h>
 #include <libgen.h>
 #include <stdlib.h>
@@ -16,6 +15,8 @@
 #include <unistd.h>
 
 #include <xxhash.h>
+
+#include "base/input.h"
 
 enum {
     MOST_PROBLEMS = 20, /* of one file: what has more is no manifest */
@@ -268,20 +269,20 @@ static void parse(struct reader *r)
 static char *read_file(struct tn_manifest *m, size_t *bytes, struct tn_diag *diag)
 {
     struct tn_where where = { .file = m->path };
-    int fd = open(m->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const char *why;
+    int fd = tn_input_open(m->path, &why);
     struct stat info;
     if (fd < 0 || fstat(fd, &info) != 0) {
-        tn_diag_add(diag, where, NULL, "cannot be read: %s", strerror(errno));
+        int is_other = fd < 0 && errno == 0;
+        tn_diag_add(diag, where, is_other ? "give the path of a manifest" : NULL, "%s%s",
+                    is_other ? "" : "cannot be read: ", fd < 0 ? why : strerror(errno));
         if (fd >= 0)
             close(fd);
         return NULL;
     }
     char *text = NULL;
     ssize_t got = -1;
-    if (!S_ISREG(info.st_mode)) {
-        tn_diag_add(diag, where, "give the path of a manifest", "is %s, not a file",
-                    S_ISDIR(info.st_mode) ? "a folder" : "a pipe or device");
-    } else if (info.st_size > TN_MANIFEST_MOST_BYTES) {
+    if (info.st_size > TN_MANIFEST_MOST_BYTES) {
         tn_diag_add(diag, where, "is it a manifest?", "has %lld bytes; a manifest has at most %d",
                     (long long)info.st_size, TN_MANIFEST_MOST_BYTES);
     } else {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/input.h"
 #include "data/unicode.h"
 
 #define MOST_IDS (1 << 24)
@@ -140,13 +141,14 @@ static void make_places(struct tn_bpe *bpe, size_t merges)
 
 static int read_merges(struct tn_bpe *bpe, json_t *vocabulary, const char *path, char *error)
 {
-    FILE *file = fopen(path, "re");
+    const char *why;
+    FILE *file = tn_input_stream(path, &why);
     char *line = NULL;
     size_t cap = 0, number = 0, lines = 0;
     ssize_t length;
     int done = 0;
     if (!file)
-        return snprintf(error, 256, "cannot open %.180s: %s", path, strerror(errno)), -1;
+        return snprintf(error, 256, "cannot open %.170s: %.60s", path, why), -1;
     while (getline(&line, &cap, file) >= 0)
         lines++;
     rewind(file);
@@ -172,14 +174,14 @@ int tn_bpe_open(struct tn_bpe **out, const char *vocabulary, const char *merges,
 {
     *out = NULL;
     json_error_t problem;
-    json_t *object = json_load_file(vocabulary, JSON_REJECT_DUPLICATES, &problem);
+    json_t *object = tn_input_json(vocabulary, &problem);
     if (!json_is_object(object)) {
         if (object)
             snprintf(error, 256, "%.180s: is not a JSON object from token to id", vocabulary);
         else if (problem.line > 0)
             snprintf(error, 256, "%.120s:%d: %.100s", vocabulary, problem.line, problem.text);
         else
-            snprintf(error, 256, "%.250s", problem.text);
+            snprintf(error, 256, "cannot open %.170s: %.60s", vocabulary, problem.text);
         json_decref(object);
         return -1;
     }

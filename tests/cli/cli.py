@@ -392,6 +392,34 @@ class Data(JobTest):
         run = self.run_tenon("check", "job.ini", *settings(gpt={"vocab": 100}), code=2)
         self.matches(r"^job\.ini:\d+: \[data\] path: text is read as bytes, .* vocabulary of 100", run.stderr)
 
+    def test_no_pipes(self):
+        """Nothing that is read by name may be a pipe, which nobody might ever write to."""
+        os.mkdir(self.path("weights"))
+        os.mkdir(self.path("index"))
+        self.run_tenon("run", "job.ini", *settings(checkpoint={"folder": "kept", "every": 3}))
+        for name in ("pipe", "pipe.bin", "pipe.idx", "pipe.safetensors", "weights/model.safetensors",
+                     "index/model.safetensors.index.json"):
+            os.mkfifo(self.path(name))
+        os.unlink(self.path("kept/latest/state.json"))
+        os.mkfifo(self.path("kept/latest/state.json"))
+        self.write("vocab.json", json.dumps({chr(0x100 + i): i for i in range(256)}))
+        is_pipe = "pipe: is a pipe or device, not a file"
+        for words, code, message in (
+                (["check", "pipe"], 2, is_pipe), (["run", "pipe"], 2, is_pipe),
+                (["bench", "comm", "--manifest", "pipe"], 2, is_pipe), (["bench", "comm", "--job", "pipe"], 2, is_pipe),
+                (["data", "pack", "pipe", "-o", "packed"], 1, "pipe is not a regular file"),
+                (["data", "pack", "text/a.txt", "-o", "packed", "--bpe", "pipe", "pipe"], 1, "cannot open " + is_pipe),
+                (["data", "info", "pipe"], 1, "pipe.bin is not a regular file"),
+                (["check", "job.ini", *settings(data={"path": "pipe"})], 2, "no file matches 'pipe'"),
+                (["check", "job.ini", *settings(data={"source": "tokens", "path": "pipe"})], 2, "is not a regular file"),
+                (["check", "job.ini", *settings(model={"load": "pipe.safetensors"})], 2, "is a pipe or device"),
+                (["check", "job.ini", *settings(model={"load": "weights"})], 2, "is a pipe or device"),
+                (["check", "job.ini", *settings(model={"load": "index"})], 2, "index.json: is a pipe or device"),
+                (["check", "job.ini", *settings(checkpoint={"folder": "kept"})], 2, "state.json: is a pipe or device"),
+                (["plugin", "inspect", "./pipe"], 1, "is not a file")):
+            with self.subTest(words):
+                self.assertIn(message, self.run_tenon(*words, code=code, seconds=20).stderr)
+
     def test_packs_nothing_it_cannot(self):
         self.assertIn("-o PREFIX", self.run_tenon("data", "pack", "text/a.txt", code=2).stderr)
         run = self.run_tenon("data", "pack", "none.txt", "-o", "packed", code=1)

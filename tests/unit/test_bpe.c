@@ -120,6 +120,9 @@ static void test_refused_files(void **state)
     refuse("has no token for byte 0");
     write_vocabulary("");
     refuse("cannot open");
+    assert_int_equal(mkfifo(scratch_path("m"), 0600), 0);
+    refuse("is a pipe or device, not a file");
+    unlink(scratch_path("m"));
     scratch_text("m", "#version: 0.2\nab\n");
     refuse("m:2: expected two tokens");
     scratch_text("m", "a b c\n");
