@@ -293,6 +293,7 @@ static void check_comm(struct tn_verify *vf, tn_op op, const struct tn_op_kind *
 
 static void check_ops(struct tn_verify *vf)
 {
+    struct tn_alike *alike = tn_alike_new(&vf->memory);
     TN_EACH_OP(vf->p, op) {
         const struct tn_op_data *o = tn_opd(vf->p, op);
         const struct tn_op_kind *kind = tn_op_kind(o->opcode);
@@ -305,9 +306,13 @@ static void check_ops(struct tn_verify *vf)
         if (o->layer < -1 || o->stage < -1)
             bad_op(vf, op, "has layer %d and stage %d; both are at least -1", o->layer, o->stage);
         check_arity(vf, op, kind);
+        vf->first[op] = vf->bad_op[op] ? op : tn_alike_first(alike, &vf->memory, vf->p, op);
+        if (tn_verify_is_known(vf, op))
+            continue;
         check_attrs(vf, op, kind);
         check_comm(vf, op, kind);
     }
+    tn_alike_finish(alike);
 }
 
 /* definitions, regions, memory */
@@ -404,7 +409,7 @@ static void check_micro(struct tn_verify *vf, tn_op op)
 static void check_defs(struct tn_verify *vf)
 {
     size_t n = (size_t)vf->p->n_values + 1;
-    tn_op *made = tn_arena_alloc(&vf->p->arena, 2 * n * sizeof *made), *taken = made + n;
+    tn_op *made = tn_arena_alloc(&vf->memory, 2 * n * sizeof *made), *taken = made + n;
     TN_EACH_OP(vf->p, op) {
         const struct tn_op_data *o = tn_opd(vf->p, op);
         for (uint32_t i = 0; i < o->n_in; i++)
@@ -474,7 +479,7 @@ static void check_shapes(struct tn_verify *vf)
             continue;
         if (inputs_bad(vf, op))
             vf->bad_op[op] = 1;
-        else if (kind->shape)
+        else if (kind->shape && !tn_verify_is_known(vf, op))
             check_shape(vf, op, kind);
     }
 }
@@ -541,8 +546,10 @@ size_t tn_program_verify(struct tn_program *p, const char *after)
         return 1;
     }
     size_t values = (size_t)p->n_values + 1, ops = (size_t)p->n_ops + 1;
-    vf.def = tn_arena_alloc(&p->arena, values * sizeof *vf.def);
-    vf.live = tn_arena_alloc(&p->arena, 2 * values + ops);
+    tn_arena_init(&vf.memory);
+    vf.def = tn_arena_alloc(&vf.memory, values * sizeof *vf.def);
+    vf.first = tn_arena_alloc(&vf.memory, ops * sizeof *vf.first);
+    vf.live = tn_arena_alloc(&vf.memory, 2 * values + ops);
     vf.bad_value = vf.live + values;
     vf.bad_op = vf.bad_value + values;
     tn_program_renumber(p);
@@ -559,5 +566,6 @@ size_t tn_program_verify(struct tn_program *p, const char *after)
         tn_verify_rows(&vf);
     if (vf.found > MOST_REPORTS)
         tn_program_error(p, 0, "and %zu more", vf.found - MOST_REPORTS);
+    tn_arena_finish(&vf.memory);
     return vf.found;
 }

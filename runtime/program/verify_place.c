@@ -35,11 +35,9 @@ static void bad(struct tn_verify *vf, tn_value v, const char *fmt, ...)
 /* A placement that can be, as far as its own word and the value's rank say. */
 static int check_word(struct tn_verify *vf, tn_value v, int32_t axis, tn_placement placement, const char *verb)
 {
-    char text[PLACE_TEXT];
     uint32_t kind = TN_PLACE_KIND(placement), parts = TN_PLACE_PARTS(placement);
     int32_t rank = tn_val(vf->p, v)->rank, size = vf->p->mesh->axis[axis].size;
     const char *name = axis_name(vf, axis);
-    tn_placement_text(placement, text);
     int known = kind == TN_PLACE_SHARD     ? TN_PLACE_ORDER(placement) <= TN_ORDER_ZIGZAG
                 : kind == TN_PLACE_PARTIAL ? placement == TN_PARTIAL(TN_RED_SUM) || placement == TN_PARTIAL(TN_RED_MAX)
                                            : placement == kind && kind <= TN_PLACE_FLAT;
@@ -356,13 +354,15 @@ void tn_verify_rows(struct tn_verify *vf)
 {
     TN_EACH_OP(vf->p, op) {
         const struct tn_op_data *o = tn_opd(vf->p, op);
-        if (vf->bad_op[op] || values_bad(vf, o))
+        if (vf->bad_op[op] || values_bad(vf, o) || tn_verify_is_known(vf, op))
             continue;
+        size_t before = vf->found;
         for (int32_t axis = 0; axis < vf->p->mesh->n_axes; axis++) {
             size_t found = vf->found;
             check_memory(vf, op, axis);
             if (vf->found == found && tn_op_kind(o->opcode)->place)
                 check_axis(vf, op, axis);
         }
+        vf->bad_op[op] = vf->found > before;
     }
 }
