@@ -128,7 +128,7 @@ int tenon_bench_main(int argc, char **argv)
     int command = 0;
     if (argc < 2 || tool_is_help(argv[1])) {
         usage(argc < 2 ? stderr : stdout);
-        return argc < 2 ? TOOL_USAGE : TOOL_DONE;
+        return argc < 2 ? TOOL_USAGE : tool_printed(TOOL_DONE);
     }
     while (command < 3 && strcmp(argv[1], names[command]) != 0)
         command++;

@@ -56,6 +56,17 @@ static int failed(const char *error)
     return TOOL_FAILED;
 }
 
+/* A folder for a prefix would make hidden files in it: texts/.bin. */
+static int check_output(const char *output)
+{
+    const char *slash = strrchr(output, '/'), *name = slash ? slash + 1 : output;
+    if (*name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+        return TOOL_DONE;
+    fprintf(stderr, "tenon data: -o %s: is a folder, not the prefix of files; use a name in it, such as %s%stokens\n",
+            output, output, *name ? "/" : "");
+    return TOOL_USAGE;
+}
+
 /* The options of pack. TOOL_DONE or TOOL_USAGE. */
 static int parse(struct pack *pack, int argc, char **argv)
 {
@@ -96,7 +107,7 @@ static int parse(struct pack *pack, int argc, char **argv)
     }
     if (pack->n_inputs == 0)
         return misuse("pack needs text to read", NULL);
-    return pack->output && *pack->output ? TOOL_DONE : misuse("pack needs -o PREFIX", NULL);
+    return pack->output && *pack->output ? check_output(pack->output) : misuse("pack needs -o PREFIX", NULL);
 }
 
 /* A path that exists is taken as it is, whatever characters it has; any other is a glob. */

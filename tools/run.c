@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "kinds.h"
+#include "run/metrics.h"
 #include "tool.h"
 
 static void usage(FILE *out)
@@ -71,6 +72,12 @@ static int run_local(const struct tool_args *args, const char *metrics, char **a
         tool_compile_kinds(&job, &origin, NULL, NULL);
     if (job.diag.count)
         return refuse(&job);
+    char error[256];
+    if (tn_metrics_check(metrics, error)) {
+        tn_log(TN_LOG_ERROR, "%s", error);
+        tn_job_close(&job);
+        return TOOL_FAILED;
+    }
     int32_t world = job.mesh.world;
     if (world > 1) {
         tn_job_close(&job);

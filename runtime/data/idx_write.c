@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "data/idx.h"
@@ -55,8 +56,11 @@ static int output_open(struct output *output, const char *prefix, const char *su
         output->partial = NULL;
     if (!output->path || !output->partial)
         return snprintf(error, 256, "out of memory"), -1;
-    output->file = fopen(output->partial, "wbe");
-    return output->file ? 0 : fail(error, "write", output->partial);
+    struct stat info;
+    errno = EISDIR; /* which rename would say when all the work is done */
+    if (stat(output->path, &info) != 0 || !S_ISDIR(info.st_mode))
+        output->file = fopen(output->partial, "wbe");
+    return output->file ? 0 : fail(error, "write", output->path);
 }
 
 /* Everything on the disk, and the file closed. */
@@ -70,7 +74,7 @@ static int output_complete(struct output *output, char *error)
     }
     output->file = NULL;
     errno = reason;
-    return bad ? fail(error, "write", output->partial) : 0;
+    return bad ? fail(error, "write", output->path) : 0;
 }
 
 static void output_drop(struct output *output)
@@ -131,7 +135,7 @@ int tn_idx_add(struct tn_idx_writer *w, const int32_t *tokens, size_t count, cha
             return snprintf(error, 256, "token %d does not fit in %s; use a wider --dtype", tokens[i], w->dtype->name),
                    -1;
         if (put(w->bin.file, tokens[i], (size_t)w->dtype->bytes) != 0)
-            return fail(error, "write", w->bin.partial);
+            return fail(error, "write", w->bin.path);
         if (++w->length == LONGEST && end_sequence(w, error) != 0)
             return -1;
     }
@@ -160,7 +164,7 @@ static int write_index(struct tn_idx_writer *w, char *error)
     }
     for (size_t i = 0; i < w->documents.count && !bad; i++)
         bad = put(file, w->documents.items[i], 8);
-    return bad ? fail(error, "write", w->idx.partial) : 0;
+    return bad ? fail(error, "write", w->idx.path) : 0;
 }
 
 int tn_idx_publish(struct tn_idx_writer *w, char *error)

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +36,26 @@ static off_t end_of(const char *path, int64_t step)
     return end;
 }
 
+static int cannot(const char *path, char *error)
+{
+    snprintf(error, 256, "cannot write metrics to %.180s: %.40s", path, strerror(errno));
+    return -1;
+}
+
+int tn_metrics_check(const char *path, char *error)
+{
+    struct stat info;
+    int is_there = path && stat(path, &info) == 0;
+    if (!path || (is_there && !S_ISDIR(info.st_mode) && access(path, W_OK) == 0))
+        return 0;
+    if (is_there && S_ISDIR(info.st_mode))
+        errno = EISDIR;
+    char *copy = !is_there && errno == ENOENT ? strdup(path) : NULL;
+    int is_writable = copy && access(dirname(copy), W_OK | X_OK) == 0;
+    free(copy);
+    return is_writable ? 0 : cannot(path, error);
+}
+
 int tn_metrics_open(struct tn_metrics *metrics, const char *path, int64_t after, char *error)
 {
     *metrics = (struct tn_metrics){ .fd = -1 };
@@ -49,7 +70,7 @@ int tn_metrics_open(struct tn_metrics *metrics, const char *path, int64_t after,
         (!metrics->written || (ftruncate(metrics->fd, metrics->written) == 0 &&
                                lseek(metrics->fd, metrics->written, SEEK_SET) == metrics->written)))
         return 0;
-    snprintf(error, 256, "cannot write metrics to %.180s: %s", path, strerror(errno));
+    cannot(path, error);
     if (metrics->fd >= 0)
         close(metrics->fd);
     free(metrics->path);

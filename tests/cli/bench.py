@@ -172,6 +172,7 @@ class Comm(Bench):
                 (["-d", "f16"], "--datatype f16: use f32, bf16"), (["-p", "0"], "--ranks 0: use a whole number"),
                 (["--buffers", "hot"], "--buffers hot: use warm, cold or both"),
                 (["--backends", "shm,"], "use names of plugins"), (["--backends", "nosuch"], "plugin nosuch: not-found"),
+                (["--backends", "trace+shm", "--set", "trace.file=x/"], "[trace] file: is a folder; files in it would be hid"),
                 (["--backends", "gpt"], "gpt"), (["--set", "shm.spin_us=fast"], "[shm] spin_us"),
                 (["--set", "smh.spin_us=1"], "[smh]: no backend of this run reads this section"),
                 (["--json", "--csv"], "only one of the two"), (["--manifest", "absent.ini"], "absent.ini: cannot be read"),

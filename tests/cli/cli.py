@@ -7,7 +7,9 @@ import math
 import os
 import pty
 import re
+import resource
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -81,7 +83,8 @@ class Usage(JobTest):
         with open("/dev/full", "w", encoding="ascii") as full:
             for words in (["check", "job.ini"], ["check", "job.ini", "--json"],
                           ["dump", "job.ini", "--after", "bound"], ["version"], ["--help"], ["run", "--help"],
-                          ["check", "--help"], ["dump", "--help"]):
+                          ["check", "--help"], ["dump", "--help"], ["plugin", "list"], ["data", "--help"],
+                          ["bench", "--help"], ["bench", "comm", "--help"]):
                 run = self.run_tenon(*words, code=1, stdout=full)
                 self.assertIn("cannot write the output: No space left on device", run.stderr)
 
@@ -308,6 +311,20 @@ class Output(JobTest):
             self.run_tenon("run", "job.ini", "--metrics", "metrics", *words, *layout(dp=ranks))
             self.assertEqual(self.metrics()[-1]["mem_peak_bytes"], report["ranks"][0]["memory_bytes"]["peak"])
 
+    def test_metrics_that_cannot_be_written(self):
+        """Known before a rank starts; a disk that fills up later ends the writing alone."""
+        os.mkdir(self.path("folder"))
+        for name, why in (("folder", "Is a directory"), ("folder/", "Is a directory"),
+                          ("absent/metrics", "No such file or directory"), ("job.ini/metrics", "Not a directory")):
+            for arguments in ([], layout(dp=2)):
+                run = self.run_tenon("run", "job.ini", *arguments, "--metrics", name, code=1)
+                self.assertEqual(run.stdout, "")
+                self.assertEqual(run.stderr, "tenon: error: cannot write metrics to %s: %s\n" % (name, why))
+        run = self.run_tenon("run", "job.ini", "--metrics", "/dev/full", code=1)
+        self.matches("^training loss ", run.stdout)
+        self.assertIn("metrics in /dev/full are not complete: No space left on device", run.stderr)
+        self.assertEqual(self.files(), [])
+
     def test_metrics_are_global(self):
         """Whatever the layout: loss, norm, tokens."""
         arguments = settings(data={"ignore": "116, 32", "micro_batches": 2})  # an uneven share of targets
@@ -419,6 +436,28 @@ class Data(JobTest):
                 (["plugin", "inspect", "./pipe"], 1, "is not a file")):
             with self.subTest(words):
                 self.assertIn(message, self.run_tenon(*words, code=code, seconds=20).stderr)
+
+    def test_output_is_no_folder(self):
+        """A folder for a prefix would name hidden files; one in the place of a file is found before the work is done."""
+        for name in ("text/", "text/.", "text/..", ".", ".."):
+            run = self.run_tenon("data", "pack", "text/a.txt", "-o", name, code=2)
+            self.assertEqual(run.stderr, "tenon data: -o %s: is a folder, not the prefix of files; use a name in it, such "
+                             "as %s/tokens\n" % (name, name.removesuffix("/")))
+        os.mkdir(self.path("packed.idx"))
+        run = self.run_tenon("data", "pack", "text/a.txt", "-o", "packed", code=1)
+        self.assertEqual(run.stderr, "tenon data: cannot write packed.idx: Is a directory\n")
+        self.assertEqual(self.run_tenon("data", "pack", "text/a.txt", "-o", "text", code=0).stdout.split(":")[0],
+                         "text.bin, text.idx")
+        self.assertEqual(self.files(), ["text.bin", "text.idx"])
+
+    def test_output_has_no_room(self):
+        def little():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
+        run = self.start("data", "pack", "text/a.txt", "-o", "packed", preexec_fn=little)
+        self.assertEqual(run.wait(), 1)
+        self.assertEqual(run.stderr, "tenon data: cannot write packed.bin: File too large\n")
+        self.assertEqual(self.files(), [])
 
     def test_packs_nothing_it_cannot(self):
         self.assertIn("-o PREFIX", self.run_tenon("data", "pack", "text/a.txt", code=2).stderr)

@@ -422,7 +422,7 @@ int bench_options_read(struct bench_options *o, int command, int argc, char **ar
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             fputs(command == BENCH_COMM ? comm_usage : p2p_usage, stdout);
-            return TOOL_DONE;
+            return tool_printed(TOOL_DONE);
         }
         int code = -1;
         const char *name = find(o, argv[i]);

@@ -66,6 +66,11 @@ static tn_status create(const struct tn_host *host, const struct tn_collective *
 {
     if (!next)
         return host->fail(host, TN_INVALID, "trace is a layer over a backend; use [comm] layers = trace");
+    const char *file = host->get_string(host, "file");
+    if (file && *file && file[strlen(file) - 1] == '/') {
+        host->problem(host, "file", "is a folder; files in it would be hidden", "add the beginning of their names");
+        return TN_INVALID;
+    }
     struct trace *t = host->alloc(host, sizeof *t);
     if (!t)
         return host->fail(host, TN_NO_MEMORY, "no memory for the layer");
