@@ -1,5 +1,6 @@
 /* tenon bench: measures communication; the parts are in bench/. Without RANK in the environment it loads the backends
  * to see that they are there, then starts one process a rank, each of which is this command again. */
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include "bench/bench.h"
 #include "config/options.h"
 
-enum { TIMEOUT_S = 60 };
+#define LONGEST_S 1e9 /* what a time-out in nanoseconds has room for */
 
 static void usage(FILE *out)
 {
@@ -62,7 +63,7 @@ static int refuse(struct bench_backends *b)
 /* As one rank. */
 static int run_rank(const struct bench_options *o)
 {
-    struct bench_world w = { .timeout_ns = (uint64_t)TIMEOUT_S * 1000000000u };
+    struct bench_world w = { .timeout_ns = (uint64_t)(fmin(o->timeout_seconds, LONGEST_S) * 1e9) };
     struct bench_backends b;
     char error[1024] = "";
     tn_launch_joined(&w.rank, &w.n, error, sizeof error);
@@ -78,7 +79,7 @@ static int run_rank(const struct bench_options *o)
         return refuse(&b);
     tn_status joined = tn_rank_init(&w.joined, w.timeout_ns, error, sizeof error);
     if (joined != TN_OK) {
-        tn_log(TN_LOG_ERROR, "%s", error);
+        tn_log(TN_LOG_ERROR, "%s%s", error, bench_advice(joined));
         if (!o->job)
             bench_backends_close(&b);
         return joined == TN_INVALID ? TOOL_USAGE : TOOL_FAILED;

@@ -161,6 +161,20 @@ class Comm(Bench):
         self.assertEqual(waited["backend"], "shm")
         self.assertLess(waited["core_share"], 0.05)
 
+    def test_timeout(self):
+        """A rank that is stopped is not waited for longer than is said, and the error says what to raise."""
+        run = self.start("bench", "comm", "-p", 2, "--seconds", 100, "--timeout", 1.5)
+        self.assertTrue(until(lambda: "# all_reduce" in run.stdout))
+        os.kill(run.rank(1), signal.SIGSTOP)
+        self.assertEqual(run.wait(20), 1)
+        self.matches(r"rank 1 .* after 1.5 s; if a rank is only slow, raise --timeout$", run.stderr)
+        self.assertEqual(run.processes(), [])
+        run = self.start("bench", "latency", "--timeout", 1, env={
+            "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23573"})
+        self.assertEqual(run.wait(20), 1)
+        self.matches(r"after 1.0 s not all of the 2 ranks have joined .*; missing: 1; if a rank is only slow, raise --timeout$",
+                     run.stderr)
+
     def test_mistakes(self):
         for words, message in (
                 (["--step", "2"], "unknown option --step; did you mean --set?"),
@@ -168,7 +182,7 @@ class Comm(Bench):
                 (["-b", "lots"], "--minbytes lots: use a size in bytes"), (["-b"], "-b needs a value"),
                 (["-b", "4K", "-e", "1K"], "--maxbytes 1024 is below --minbytes 4096"),
                 (["-f", "1"], "--stepfactor 1: use a number above 1"),
-                (["-n", "0"], "--iters 0: use a whole number from 1"), (["-o", "avg"], "--op avg: use sum, max or all"),
+                (["--timeout", "0"], "--timeout 0: use a number above 0"), (["-n", "0"], "--iters 0: use a whole number from 1"), (["-o", "avg"], "--op avg: use sum, max or all"),
                 (["-d", "f16"], "--datatype f16: use f32, bf16"), (["-p", "0"], "--ranks 0: use a whole number"),
                 (["--buffers", "hot"], "--buffers hot: use warm, cold or both"),
                 (["--backends", "shm,"], "use names of plugins"), (["--backends", "nosuch"], "plugin nosuch: not-found"),

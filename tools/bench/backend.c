@@ -183,9 +183,7 @@ void bench_must(const struct bench_world *w, struct bench_backend *b, tn_status 
     const char *death = tn_store_death(w->joined.store, NULL);
     if (death)
         bench_die(w, "%s: %s: %s", b->name, what, death);
-    if (status == TN_TIMEOUT)
-        bench_die(w, "%s: %s: not done after %.0f s", b->name, what, (double)w->timeout_ns * 1e-9);
-    bench_die(w, "%s: %s: %s", b->name, what, message(b));
+    bench_die(w, "%s: %s: %s%s", b->name, what, message(b), bench_advice(status));
 }
 
 void bench_backends_start(struct bench_backends *b, struct bench_world *w)
@@ -196,10 +194,13 @@ void bench_backends_start(struct bench_backends *b, struct bench_world *w)
     for (int i = 0; i < b->n; i++) {
         struct bench_backend *backend = &b->backend[i];
         bench_bootstrap_init(&backend->bootstrap, &w->joined.bootstrap, i);
-        for (uint32_t k = 0; k < backend->job.n_made; k++)
-            if (tn_job_connect_backend(backend->job.made[k], &backend->bootstrap.table, w->timeout_ns) != TN_OK)
-                bench_die(w, "%s: the ranks could not be connected: %s", backend->name,
-                          tn_instance_message(tn_job_collective(backend->job.made[k])));
+        for (uint32_t k = 0; k < backend->job.n_made; k++) {
+            struct tn_backend *made = backend->job.made[k];
+            tn_status status = tn_job_connect_backend(made, &backend->bootstrap.table, w->timeout_ns);
+            if (status != TN_OK)
+                bench_die(w, "%s: the ranks could not be connected: %s%s", backend->name,
+                          tn_instance_message(tn_job_collective(made)), bench_advice(status));
+        }
         bench_must(w, backend,
                    backend->table->comm_create(backend->self, "world", ranks, w->n, w->timeout_ns, &backend->comm),
                    "group of all ranks");

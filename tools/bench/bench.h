@@ -66,8 +66,9 @@ struct bench_options {
     int cold[2], n_caches;   /* lines with warm buffers, with cold ones, or both */
     int from_heap;           /* --memory heap */
     int pin;
-    double idle_seconds; /* 0: not measured */
-    int32_t window;      /* bandwidth: messages under way */
+    double timeout_seconds; /* of whatever waits for other ranks */
+    double idle_seconds;    /* 0: not measured */
+    int32_t window;         /* bandwidth: messages under way */
     const char *manifest, *job;
     double compute; /* --job: the modelled time of kernels is multiplied by it */
     const char *overrides[TOOL_MOST_OVERRIDES];
@@ -96,6 +97,8 @@ struct bench_world {
 void bench_gather(struct bench_world *w, const void *mine, size_t bytes, void *all);
 /* Rank 0's data, at most 64 KiB, arrives on all. */
 void bench_tell(struct bench_world *w, void *data, size_t bytes);
+/* What to add to what is said of a time-out; "" of anything else. */
+const char *bench_advice(tn_status status);
 /* Ends this rank with exit code 1: the launcher and the store tell the others. */
 __attribute__((format(printf, 2, 3), noreturn)) void bench_die(const struct bench_world *w, const char *fmt, ...);
 void *bench_alloc(size_t bytes); /* zeroed; ends the process when exhausted */

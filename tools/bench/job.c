@@ -219,8 +219,9 @@ static void meet(const struct bench_world *w, struct entrant *e)
     for (int32_t r = 0; r < w->n; r++)
         ranks[r] = r;
     e->table = tn_instance_table(collective);
-    if (e->table->comm_create(collective->self, "bench", ranks, w->n, w->timeout_ns, &e->world) != TN_OK)
-        bench_die(w, "%s: %s", e->name, tn_instance_message(collective));
+    tn_status status = e->table->comm_create(collective->self, "bench", ranks, w->n, w->timeout_ns, &e->world);
+    if (status != TN_OK)
+        bench_die(w, "%s: %s%s", e->name, tn_instance_message(collective), bench_advice(status));
     free(ranks);
 }
 
@@ -295,7 +296,8 @@ static void barrier(struct replay *m, struct entrant *e)
     if (status == TN_OK && r)
         status = e->table->wait(r, m->w->timeout_ns);
     if (status != TN_OK)
-        bench_die(m->w, "%s: barrier: %s", e->name, tn_machine_message(&e->job, e->machine.world_carrier));
+        bench_die(m->w, "%s: barrier: %s%s", e->name, tn_machine_message(&e->job, e->machine.world_carrier),
+                  bench_advice(status));
 }
 
 static void step(struct replay *m, int who)

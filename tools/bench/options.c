@@ -45,12 +45,14 @@ static const char comm_usage[] =
     "  --buffers warm|cold|both  cold: out of all caches before each call (default warm)\n"
     "  --memory backend|heap  where buffers come from (default: as for a job)\n"
     "  --pin                  binds each rank to a core\n"
+    "  --timeout S            a rank that waits longer for the others gives up (default 60)\n"
     "  --idle S               also: how much of a core ranks use that wait S seconds for a late one\n"
     "  --manifest FILE, --set SECTION.KEY=VALUE   options of the backends\n"
     "  --json[=FILE], --csv[=FILE], --svg FILE    without FILE: on stdout, in place of the table\n"
     "  --job JOB.ini          replays the collectives of one step of that job, first alone, then between kernels\n"
     "                         that take the time that its device expects, times --compute FACTOR (default 1);\n"
-    "                         with -p, --set, --backends (default: the manifest's), -n, -w, --seconds, --json, --csv\n"
+    "                         with -p, --set, --backends (default: the manifest's), -n, -w, --seconds, --json, --csv,\n"
+    "                         --timeout (between steps; inside of one: --set comm.timeout=S)\n"
     "\n"
     "Columns. size: bytes of the larger of a rank's two buffers. count: elements per rank. time: median over the "
     "calls\n"
@@ -75,7 +77,8 @@ static const char p2p_usage[] =
     "  --backends A,B,...     plugins side by side (default shm); layers before a +: verify+shm\n"
     "  -b, -e, -f, -i         sizes, as in tenon bench comm (default 1 to 4M by factor 2; latency: to 64K)\n"
     "  -n, --iters N          timed round trips or windows of each backend (default: as many as take --seconds)\n"
-    "  --seconds S, -w N, -c N, --memory, --pin, --manifest, --set, --json, --csv, --svg: as in tenon bench comm\n"
+    "  --seconds S, -w N, -c N, --timeout S, --memory, --pin, --manifest, --set, --json, --csv, --svg: as in tenon "
+    "bench comm\n"
     "  --window N             bandwidth: messages under way at once (default 64)\n"
     "\n"
     "Columns. size: bytes of a message. time: median, in microseconds (latency); p99 and least likewise. one way: "
@@ -256,6 +259,7 @@ static const struct {
     { "-r", "--root", ONLY_COMM },
     { "", "--backends", BOTH },
     { "", "--seconds", BOTH },
+    { "", "--timeout", BOTH },
     { "", "--buffers", ONLY_COMM },
     { "", "--memory", BOTH },
     { "", "--idle", ONLY_COMM },
@@ -300,6 +304,8 @@ static int read_one(struct bench_options *o, const char *name, const char *value
         code = read_backends(o, name, value);
     else if (strcmp(name, "--seconds") == 0)
         code = read_real(name, value, 0, &o->seconds);
+    else if (strcmp(name, "--timeout") == 0)
+        code = read_real(name, value, 0, &o->timeout_seconds);
     else if (strcmp(name, "--idle") == 0)
         code = read_real(name, value, 0, &o->idle_seconds);
     else if (strcmp(name, "--compute") == 0)
@@ -385,6 +391,7 @@ static void set_defaults(struct bench_options *o, int command)
                                  .warmups = 5,
                                  .checks = 1,
                                  .seconds = 0.2,
+                                 .timeout_seconds = 60,
                                  .dtype = { TN_F32 },
                                  .n_dtypes = 1,
                                  .n_reds = 1,

@@ -32,6 +32,11 @@ void *bench_alloc(size_t bytes)
     return memory;
 }
 
+const char *bench_advice(tn_status status)
+{
+    return status == TN_TIMEOUT ? "; if a rank is only slow, raise --timeout" : "";
+}
+
 void bench_die(const struct bench_world *w, const char *fmt, ...)
 {
     va_list args;
