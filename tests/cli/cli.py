@@ -151,6 +151,14 @@ class Check(JobTest):
         reduced, = [traffic for traffic in two["ranks"][0]["communication"] if traffic["op"] == "all_reduce"]
         self.assertTrue(1.0 <= reduced["bytes"] / (4 * params) < 1.01, reduced)  # 2 (n - 1) / n of them, and the loss
 
+    def test_sums_of_norms_are_joined(self):
+        """With sequence parallelism each rank has a part of the gradients of the norms' five weights: one sum."""
+        def sums(*words):
+            report = json.loads(self.run_tenon("check", "job.ini", "--json", *layout(tp=2), *words).stdout)
+            return next(traffic["calls"] for traffic in report["ranks"][0]["communication"] if traffic["op"] == "all_reduce")
+        sequence = settings(tp={"sequence_parallel": "on"})
+        self.assertEqual(sums(*sequence), sums(*sequence, *settings(tp={"bucket": 0})) - 4)
+
     def test_many_problems_at_once(self):
         self.write("bad.ini", "[job]\nstep = 5\n[gpt]\nfamily = llama\nlayers = 2\nhidden = 64\nheads = 4\n"
                               "vocab = 256\n[data]\npath = none/*.txt\nsequence = 33\nbatch = 6\nmicro_batches = 4\n"

@@ -1,7 +1,9 @@
-/* tp.lower: with sequence_parallel, gathers again in the backward pass.
+/* tp.lower: has sums of gradients joined, and with sequence_parallel gathers again in the backward pass.
  *
- * Requires: a resolved program. Establishes: no output of a forward all_gather of tp is used
- * by the backward pass, so that only this rank's part is kept between the two.
+ * Requires: a resolved program. Establishes: gradients that are sums over tp (of the norms with
+ * sequence_parallel, of keys and values that several ranks hold) are added up in buckets; with
+ * sequence_parallel, no output of a forward all_gather of tp is used by the backward pass, so
+ * that only this rank's part is kept between the two.
  *
  *     h' = all_gather h    (forward)         h'  = all_gather h   (forward)
  *     dw = linear_dw h' dy (backward)   =>   h'' = all_gather h   (backward)
@@ -95,11 +97,8 @@ static void gather_again(const struct tp *tp, struct tn_program *program, tn_op 
 
 /* Last gathers first: where two axes gather one after the other, the second's repetition
  * makes a backward use of the first. */
-tn_status tp_lower(void *self, struct tn_program *program)
+static tn_status gather_all_again(const struct tp *tp, struct tn_program *program)
 {
-    const struct tp *tp = self;
-    if (!tp->sequence_parallel)
-        return TN_OK;
     uint64_t n = 0, cap = 0;
     for (tn_op op = tp->read->op_next(program, 0); op; op = tp->read->op_next(program, op))
         cap += is_gather(tp, program, op) != 0;
@@ -113,4 +112,16 @@ tn_status tp_lower(void *self, struct tn_program *program)
         gather_again(tp, program, gathers[--n]);
     tp->host->release(tp->host, gathers);
     return TN_OK;
+}
+
+/* What is summed along both axes is joined with the first. */
+tn_status tp_lower(void *self, struct tn_program *program)
+{
+    const struct tp *tp = self;
+    for (int32_t a = 0; a < tp->axes.n && TN_HAS(tp->edit, join_sums); a++) {
+        int32_t axis = tp->read->axis_find(program, tp->axes.name[a]);
+        if (axis >= 0)
+            tp->edit->join_sums(program, axis, tp->bucket_bytes);
+    }
+    return tp->sequence_parallel ? gather_all_again(tp, program) : TN_OK;
 }

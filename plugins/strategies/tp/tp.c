@@ -12,6 +12,9 @@ static const struct tn_option options[] = {
       "Ranks that share each layer; auto: all that other strategies leave." },
     { sizeof(struct tn_option), TN_OPT_BOOL, 0, 0, "sequence_parallel", "off", 0, 0, NULL,
       "Cut the residual stream along the sequence between the layers' cut parts: less memory, same traffic." },
+    { sizeof(struct tn_option), TN_OPT_SIZE, 0, 0, "bucket", "4M", 0, 0, NULL,
+      "Gradients that are sums over these ranks are added up together until they have this many bytes; 0: each by "
+      "itself." },
 };
 
 static tn_status create(const struct tn_host *host, void **self)
@@ -25,6 +28,7 @@ static tn_status create(const struct tn_host *host, void **self)
         .read = host->get_api(host, "tn.program/1"),
         .edit = host->get_api(host, "tn.program_edit/1"),
         .sequence_parallel = host->get_int(host, "sequence_parallel") != 0,
+        .bucket_bytes = (uint64_t)host->get_int(host, "bucket"),
     };
     *self = tp;
     return TN_OK;

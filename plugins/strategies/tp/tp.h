@@ -21,6 +21,7 @@ struct tp {
     const struct tn_program_api *read;
     const struct tn_program_edit_api *edit;
     int sequence_parallel;
+    uint64_t bucket_bytes; /* of gradients that are summed together; 0: each by itself */
     struct tp_axes axes;
 };
 

@@ -42,7 +42,7 @@ BLOCKS = {
     "llama.tp-sp.resolve": {"forward": {"all_gather": 2, "reduce_scatter": 2},
                             "backward": {"all_gather": 2, "reduce_scatter": 2}, "step": {"all_reduce": 2}},
     "llama.tp-sp.lower-tp": {"forward": {"all_gather": 2, "reduce_scatter": 2},
-                             "backward": {"all_gather": 4, "reduce_scatter": 2}, "step": {"all_reduce": 2}},
+                             "backward": {"all_gather": 4, "reduce_scatter": 2}},
     "gpt2.dp.lower-dp": {},
     "llama.fsdp.lower-fsdp": {"forward": {"all_gather": 9}, "backward": {"all_gather": 9, "reduce_scatter": 9}},
     "llama.ckpt.lower-ckpt": {},
