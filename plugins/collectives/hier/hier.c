@@ -169,8 +169,9 @@ static int32_t find_culprit(struct tn_comm *c, int32_t peer)
 
 static uint64_t bytes_of(const struct tn_request *r)
 {
-    int wide = r->op == TN_CALL_ALL_GATHER || r->op == TN_CALL_REDUCE_SCATTER || r->op == TN_CALL_ALL_TO_ALL;
-    return r->count * r->esize * (wide ? (uint64_t)r->comm->n : 1);
+    int wide =
+        r->call.op == TN_CALL_ALL_GATHER || r->call.op == TN_CALL_REDUCE_SCATTER || r->call.op == TN_CALL_ALL_TO_ALL;
+    return r->call.count * r->esize * (wide ? (uint64_t)r->comm->n : 1);
 }
 
 static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t peer)
@@ -180,7 +181,7 @@ static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t pe
     if (r) {
         c->error.op_number = r->number;
         c->error.bytes = bytes_of(r);
-        c->error.op = tn_call_name(r->op);
+        c->error.op = tn_call_name(r->call.op);
     }
 }
 
@@ -287,27 +288,29 @@ static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
 
 /* ---- operations ---- */
 
-static tn_status check(struct tn_comm *c, const struct tn_request *r)
+static tn_status check(struct tn_comm *c, const struct tn_call *a)
 {
     const struct tn_host *host = c->hier->host;
-    int reduces = r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER;
+    int reduces = a->op == TN_CALL_ALL_REDUCE || a->op == TN_CALL_REDUCE_SCATTER;
     if (!c->failed && atomic_load(&c->aborted))
         hier_fail(c, NULL, NULL, NULL, TN_ABORTED);
     if (c->failed)
         return host->fail(host, c->failed, "group %s has failed: %s", c->name, c->error_text);
-    if (!tn_call_dtype_bytes(r->dtype) || (reduces && (!(c->hier->dtypes >> r->dtype & 1) || r->red > TN_RED_MAX)))
+    if (!tn_call_dtype_bytes(a->dtype) || (reduces && (!(c->hier->dtypes >> a->dtype & 1) || a->red > TN_RED_MAX)))
         return host->fail(host, TN_INVALID, "hier: %s of group %s: dtype %u, reduction %u are not possible",
-                          tn_call_name(r->op), c->name, r->dtype, r->red);
-    if (r->peer < 0 || r->peer >= c->n)
-        return host->fail(host, TN_INVALID, "hier: %s of group %s: member %d of %d", tn_call_name(r->op), c->name,
-                          (int)r->peer, (int)c->n);
+                          tn_call_name(a->op), c->name, a->dtype, a->red);
+    if (a->peer < 0 || a->peer >= c->n)
+        return host->fail(host, TN_INVALID, "hier: %s of group %s: member %d of %d", tn_call_name(a->op), c->name,
+                          (int)a->peer, (int)c->n);
     return TN_OK;
 }
 
 /* The whole operation by one backend. */
 static tn_status pass(struct tn_request *r, const struct side *side, struct tn_comm *g, int32_t peer)
 {
-    const struct tn_call what = { r->op, r->dtype, r->red, peer, r->count, r->send, r->recv, NULL };
+    struct tn_call what = r->call;
+    what.peer = peer;
+    what.queue = NULL;
     r->side = side;
     return tn_call_pass(side->table, g, &what, &r->below);
 }
@@ -336,27 +339,14 @@ static void keep_passed_error(const struct tn_request *r)
 
 static tn_status call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
 {
-    struct tn_request what = { .op = a->op,
-                               .dtype = a->dtype,
-                               .red = a->red,
-                               .peer = a->peer,
-                               .count = a->count,
-                               .send = a->send,
-                               .recv = a->recv };
     const struct hier *h = c->hier;
-    tn_status status = check(c, &what);
+    tn_status status = check(c, a);
     if (status != TN_OK)
         return status;
-    struct tn_request *r = hier_request_new(c);
+    struct tn_request *r = hier_request_new(c, a);
     if (!r)
         return h->host->fail(h->host, TN_NO_MEMORY, "hier: no memory for a request");
-    struct tn_request *next_made = r->next_made;
-    *r = what;
-    r->next_made = next_made;
-    r->comm = c;
-    r->status = TN_PENDING;
-    r->esize = tn_call_dtype_bytes(r->dtype);
-    int is_message = r->op == TN_CALL_SEND || r->op == TN_CALL_RECV, is_near = c->host[r->peer] == c->host[c->me];
+    int is_message = a->op == TN_CALL_SEND || a->op == TN_CALL_RECV, is_near = c->host[a->peer] == c->host[c->me];
     if (!c->only && !is_message) {
         hier_enqueue(r);
         hier_advance(c->hier);
@@ -364,9 +354,9 @@ static tn_status call(struct tn_comm *c, const struct tn_call *a, struct tn_requ
         return TN_OK;
     }
     if (c->only)
-        status = pass(r, c->only, c->only == &h->inner ? c->down : c->all, r->peer);
+        status = pass(r, c->only, c->only == &h->inner ? c->down : c->all, a->peer);
     else
-        status = is_near ? pass(r, &h->inner, c->down, c->local[r->peer]) : pass(r, &h->outer, c->all, r->peer);
+        status = is_near ? pass(r, &h->inner, c->down, c->local[a->peer]) : pass(r, &h->outer, c->all, a->peer);
     if (status != TN_OK) {
         keep_passed_error(r);
         hier_recycle(r);

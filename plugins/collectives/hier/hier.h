@@ -38,11 +38,9 @@ struct tn_request {
     struct tn_comm *comm;
     struct tn_request *next; /* in the queue, or unused */
     struct tn_request *next_made;
-    uint32_t op, dtype, red, esize;
-    int32_t peer;
-    const char *send;
-    char *recv;
-    uint64_t count, number;
+    struct tn_call call;
+    uint32_t esize; /* bytes of an element */
+    uint64_t number;
     uint64_t planned;        /* elements that are in pieces */
     int is_planned;          /* all are */
     uint32_t pieces;         /* not ended */
@@ -108,7 +106,7 @@ void hier_fail(struct tn_comm *c, const struct tn_request *r, const struct side 
                tn_status status);
 
 /* pieces.c */
-struct tn_request *hier_request_new(struct tn_comm *c);
+struct tn_request *hier_request_new(struct tn_comm *c, const struct tn_call *a);
 void hier_recycle(struct tn_request *r);
 void hier_enqueue(struct tn_request *r);
 void hier_advance(struct hier *h);

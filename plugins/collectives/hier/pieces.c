@@ -12,7 +12,7 @@
 
 #include "hier.h"
 
-struct tn_request *hier_request_new(struct tn_comm *c)
+struct tn_request *hier_request_new(struct tn_comm *c, const struct tn_call *a)
 {
     const struct tn_host *host = c->hier->host;
     struct tn_request *r = c->unused, *next_made;
@@ -26,7 +26,9 @@ struct tn_request *hier_request_new(struct tn_comm *c)
         next_made = c->made;
         c->made = r;
     }
-    *r = (struct tn_request){ .comm = c, .next_made = next_made, .status = TN_PENDING };
+    *r = (struct tn_request){
+        .comm = c, .next_made = next_made, .call = *a, .esize = tn_call_dtype_bytes(a->dtype), .status = TN_PENDING
+    };
     return r;
 }
 
@@ -40,7 +42,7 @@ struct tn_comm *hier_comm_of(const struct piece *p)
 {
     const struct tn_comm *c = p->op->comm;
     int stage = p->issued - 1;
-    int goes_to_all = p->op->op == TN_CALL_ALL_TO_ALL && !c->is_even;
+    int goes_to_all = p->op->call.op == TN_CALL_ALL_TO_ALL && !c->is_even;
     return stage == DOWN ? c->down : stage == UP ? c->up : goes_to_all ? c->all : c->rail;
 }
 

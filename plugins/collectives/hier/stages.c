@@ -24,13 +24,13 @@
 
 static int is_wide(const struct tn_request *r)
 {
-    return r->dtype == TN_BF16 && r->red == TN_RED_SUM &&
-           (r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER);
+    return r->call.dtype == TN_BF16 && r->call.red == TN_RED_SUM &&
+           (r->call.op == TN_CALL_ALL_REDUCE || r->call.op == TN_CALL_REDUCE_SCATTER);
 }
 
 static uint32_t work_dtype(const struct tn_request *r)
 {
-    return is_wide(r) ? TN_F32 : r->dtype;
+    return is_wide(r) ? TN_F32 : r->call.dtype;
 }
 
 static uint64_t work_bytes(const struct tn_request *r)
@@ -43,10 +43,10 @@ static uint64_t work_bytes(const struct tn_request *r)
 static void cut_all_reduce(const struct tn_request *r, struct piece *p)
 {
     const struct tn_comm *c = r->comm;
-    uint64_t left = r->count - r->planned, m = (uint64_t)c->most, chunk = c->hier->chunk_bytes / work_bytes(r);
+    uint64_t left = r->call.count - r->planned, m = (uint64_t)c->most, chunk = c->hier->chunk_bytes / work_bytes(r);
     chunk = chunk < m ? m : chunk - chunk % m;
     p->length = left < chunk ? left : chunk;
-    p->is_small = !c->is_even || r->count * r->esize <= c->hier->small_bytes || left < m;
+    p->is_small = !c->is_even || r->call.count * r->esize <= c->hier->small_bytes || left < m;
     if (!p->is_small)
         p->length -= p->length % m;
 }
@@ -54,24 +54,25 @@ static void cut_all_reduce(const struct tn_request *r, struct piece *p)
 int hier_cut(struct tn_request *r, struct piece *p)
 {
     const struct tn_comm *c = r->comm;
+    const struct tn_call *a = &r->call;
     uint64_t chunk = c->hier->chunk_bytes / (work_bytes(r) * (uint64_t)c->n);
-    if (r->op == TN_CALL_BARRIER) {
+    if (a->op == TN_CALL_BARRIER) {
         if (r->planned++)
             return 0;
         return 1;
     }
-    if (r->planned == r->count)
+    if (r->planned == a->count)
         return 0;
     p->at = r->planned;
-    if (r->op == TN_CALL_ALL_REDUCE) {
+    if (a->op == TN_CALL_ALL_REDUCE) {
         cut_all_reduce(r, p);
     } else {
-        if (r->op == TN_CALL_BROADCAST)
+        if (a->op == TN_CALL_BROADCAST)
             chunk = c->hier->chunk_bytes / r->esize;
-        if (r->op == TN_CALL_ALL_TO_ALL && !c->is_even)
-            chunk = r->count;
+        if (a->op == TN_CALL_ALL_TO_ALL && !c->is_even)
+            chunk = a->count;
         chunk = chunk ? chunk : 1;
-        p->length = r->count - r->planned < chunk ? r->count - r->planned : chunk;
+        p->length = a->count - r->planned < chunk ? a->count - r->planned : chunk;
     }
     r->planned += p->length;
     return 1;
@@ -134,14 +135,14 @@ static tn_status scatter(struct piece *p, const struct side *s, struct tn_comm *
                          uint64_t count)
 {
     p->side = s;
-    return s->table->reduce_scatter(group, from, to, count, work_dtype(p->op), p->op->red, NULL, &p->below);
+    return s->table->reduce_scatter(group, from, to, count, work_dtype(p->op), p->op->call.red, NULL, &p->below);
 }
 
 static tn_status reduce(struct piece *p, const struct side *s, struct tn_comm *group, const char *from, char *to,
                         uint64_t count)
 {
     p->side = s;
-    return s->table->all_reduce(group, from, to, count, work_dtype(p->op), p->op->red, NULL, &p->below);
+    return s->table->all_reduce(group, from, to, count, work_dtype(p->op), p->op->call.red, NULL, &p->below);
 }
 
 static tn_status spread(struct piece *p, const struct side *s, struct tn_comm *group, char *x, uint64_t count,
@@ -160,8 +161,8 @@ static tn_status all_reduce(struct piece *p, int stage)
     const struct hier *h = c->hier;
     int32_t k = c->local[c->me];
     uint64_t e = work_bytes(r), part = p->length / (uint64_t)c->most;
-    char *result = r->recv + p->at * r->esize;
-    const char *from = r->send + p->at * r->esize;
+    char *result = r->call.recv + p->at * r->esize;
+    const char *from = r->call.send + p->at * r->esize;
     char *work = result;
     if (is_wide(r)) {
         work = scratch(p, p->length * e);
@@ -177,14 +178,14 @@ static tn_status all_reduce(struct piece *p, int stage)
             return reduce(p, &h->inner, c->down, from, work, p->length);
         if (stage == ACROSS)
             return k == 0 ? reduce(p, &h->outer, c->rail, work, work, p->length) : TN_OK;
-        return spread(p, &h->inner, c->up, result, p->length, r->dtype, 0);
+        return spread(p, &h->inner, c->up, result, p->length, r->call.dtype, 0);
     }
     if (stage == DOWN)
         return scatter(p, &h->inner, c->down, from, mine, part);
     if (stage == ACROSS)
         return reduce(p, &h->outer, c->rail, mine, mine, part);
     p->side = &h->inner;
-    return h->inner.table->all_gather(c->up, result + (uint64_t)k * part * r->esize, result, part, r->dtype, NULL,
+    return h->inner.table->all_gather(c->up, result + (uint64_t)k * part * r->esize, result, part, r->call.dtype, NULL,
                                       &p->below);
 }
 
@@ -194,7 +195,7 @@ static void all_reduce_ended(struct piece *p, int stage)
     const struct tn_request *r = p->op;
     const struct tn_comm *c = r->comm;
     int32_t k = c->local[c->me];
-    char *result = r->recv + p->at * r->esize;
+    char *result = r->call.recv + p->at * r->esize;
     uint64_t part = p->length / (uint64_t)c->most;
     if (stage != ACROSS || !is_wide(r))
         return;
@@ -220,7 +221,7 @@ static tn_status reduce_scatter(struct piece *p, int stage)
     if (stage == DOWN) {
         for (int32_t i = 0; i < c->n; i++)
             put_block(p, s + block_of(c, c->host[i], c->local[i]) * block,
-                      r->send + ((uint64_t)i * r->count + p->at) * r->esize);
+                      r->call.send + ((uint64_t)i * r->call.count + p->at) * r->esize);
         for (int32_t g = 0; !c->is_even && g < c->n_hosts; g++)
             for (int32_t i = 0; i < c->most; i++)
                 if (c->member[g * c->most + i] < 0)
@@ -243,7 +244,7 @@ static void reduce_scatter_ended(struct piece *p, int stage)
     uint64_t at =
         c->is_even ? (uint64_t)(c->n_hosts * c->most) : (uint64_t)(c->host[c->me] * c->most + c->local[c->me]);
     if (stage == UP)
-        take_block(p, r->recv + p->at * r->esize, p->scratch + at * block);
+        take_block(p, r->call.recv + p->at * r->esize, p->scratch + at * block);
 }
 
 /* ---- all_gather ---- */
@@ -257,7 +258,7 @@ static tn_status all_gather(struct piece *p, int stage)
     char *s = scratch(p, hosts * (uint64_t)c->most * block);
     if (!s)
         return no_memory(p);
-    const char *from = r->send + p->at * r->esize;
+    const char *from = r->call.send + p->at * r->esize;
     int32_t k = c->local[c->me];
     char *mine = s + (c->is_even ? (uint64_t)k * hosts : (uint64_t)(c->host[c->me] * c->most)) * block;
     if (c->is_even) {
@@ -270,7 +271,7 @@ static tn_status all_gather(struct piece *p, int stage)
         return gather(p, &h->inner, c->down, from, mine, p->length);
     if (stage == ACROSS)
         return k == 0 ? gather(p, &h->outer, c->rail, mine, s, (uint64_t)c->most * p->length) : TN_OK;
-    return spread(p, &h->inner, c->up, s, hosts * (uint64_t)c->most * p->length, r->dtype, 0);
+    return spread(p, &h->inner, c->up, s, hosts * (uint64_t)c->most * p->length, r->call.dtype, 0);
 }
 
 static void all_gather_ended(struct piece *p, int stage)
@@ -279,7 +280,7 @@ static void all_gather_ended(struct piece *p, int stage)
     const struct tn_comm *c = r->comm;
     uint64_t block = p->length * r->esize;
     for (int32_t i = 0; stage == UP && i < c->n; i++)
-        memcpy(r->recv + ((uint64_t)i * r->count + p->at) * r->esize,
+        memcpy(r->call.recv + ((uint64_t)i * r->call.count + p->at) * r->esize,
                p->scratch + block_of(c, c->host[i], c->local[i]) * block, block);
 }
 
@@ -289,13 +290,14 @@ static void all_gather_ended(struct piece *p, int stage)
 static tn_status all_to_all(struct piece *p, int stage)
 {
     const struct tn_request *r = p->op;
+    const struct tn_call *a = &r->call;
     struct tn_comm *c = r->comm;
     const struct hier *h = c->hier;
     if (!c->is_even) {
         if (stage != ACROSS)
             return TN_OK;
         p->side = &h->outer;
-        return h->outer.table->all_to_all(c->all, r->send, r->recv, r->count, r->dtype, NULL, &p->below);
+        return h->outer.table->all_to_all(c->all, a->send, a->recv, a->count, a->dtype, NULL, &p->below);
     }
     uint64_t block = p->length * r->esize, half = (uint64_t)c->n * block;
     char *give = scratch(p, 2 * half), *got = give + half;
@@ -304,15 +306,15 @@ static tn_status all_to_all(struct piece *p, int stage)
     if (stage == DOWN) {
         for (int32_t i = 0; i < c->n; i++)
             memcpy(give + block_of(c, c->host[i], c->local[i]) * block,
-                   r->send + ((uint64_t)i * r->count + p->at) * r->esize, block);
+                   a->send + ((uint64_t)i * a->count + p->at) * r->esize, block);
         p->side = &h->inner;
-        return h->inner.table->all_to_all(c->down, give, got, (uint64_t)c->n_hosts * p->length, r->dtype, NULL,
+        return h->inner.table->all_to_all(c->down, give, got, (uint64_t)c->n_hosts * p->length, a->dtype, NULL,
                                           &p->below);
     }
     if (stage == UP)
         return TN_OK;
     p->side = &h->outer;
-    return h->outer.table->all_to_all(c->rail, give, got, (uint64_t)c->most * p->length, r->dtype, NULL, &p->below);
+    return h->outer.table->all_to_all(c->rail, give, got, (uint64_t)c->most * p->length, a->dtype, NULL, &p->below);
 }
 
 static void all_to_all_ended(struct piece *p, int stage)
@@ -329,7 +331,7 @@ static void all_to_all_ended(struct piece *p, int stage)
                 memcpy(give + (uint64_t)(h * c->most + k) * block, got + (uint64_t)(k * c->n_hosts + h) * block, block);
     if (stage == ACROSS) /* got [from h][from k] */
         for (int32_t i = 0; i < c->n; i++)
-            memcpy(r->recv + ((uint64_t)i * r->count + p->at) * r->esize,
+            memcpy(r->call.recv + ((uint64_t)i * r->call.count + p->at) * r->esize,
                    got + (uint64_t)(c->host[i] * c->most + c->local[i]) * block, block);
 }
 
@@ -338,19 +340,20 @@ static void all_to_all_ended(struct piece *p, int stage)
 static tn_status broadcast(struct piece *p, int stage)
 {
     const struct tn_request *r = p->op;
+    const struct tn_call *a = &r->call;
     struct tn_comm *c = r->comm;
     const struct hier *h = c->hier;
-    int32_t place = c->local[r->peer], rail = c->is_even ? place : 0, is_here = c->host[r->peer] == c->host[c->me];
-    char *x = r->recv + p->at * r->esize;
+    int32_t place = c->local[a->peer], rail = c->is_even ? place : 0, is_here = c->host[a->peer] == c->host[c->me];
+    char *x = a->recv + p->at * r->esize;
     if (stage == DOWN) {
-        if (c->me == r->peer && r->send != r->recv)
-            memcpy(x, r->send + p->at * r->esize, p->length * r->esize);
-        return is_here && place != rail ? spread(p, &h->inner, c->down, x, p->length, r->dtype, place) : TN_OK;
+        if (c->me == a->peer && a->send != a->recv)
+            memcpy(x, a->send + p->at * r->esize, p->length * r->esize);
+        return is_here && place != rail ? spread(p, &h->inner, c->down, x, p->length, a->dtype, place) : TN_OK;
     }
     if (stage == ACROSS)
-        return c->local[c->me] == rail ? spread(p, &h->outer, c->rail, x, p->length, r->dtype, c->host[r->peer])
+        return c->local[c->me] == rail ? spread(p, &h->outer, c->rail, x, p->length, a->dtype, c->host[a->peer])
                                        : TN_OK;
-    return is_here && place != rail ? TN_OK : spread(p, &h->inner, c->up, x, p->length, r->dtype, rail);
+    return is_here && place != rail ? TN_OK : spread(p, &h->inner, c->up, x, p->length, a->dtype, rail);
 }
 
 static tn_status barrier(struct piece *p, int stage)
@@ -367,7 +370,7 @@ static tn_status barrier(struct piece *p, int stage)
 
 tn_status hier_issue(struct piece *p, int stage)
 {
-    switch (p->op->op) {
+    switch (p->op->call.op) {
     case TN_CALL_ALL_REDUCE: return all_reduce(p, stage);
     case TN_CALL_REDUCE_SCATTER: return reduce_scatter(p, stage);
     case TN_CALL_ALL_GATHER: return all_gather(p, stage);
@@ -379,12 +382,12 @@ tn_status hier_issue(struct piece *p, int stage)
 
 void hier_ended(struct piece *p, int stage)
 {
-    if (p->op->op == TN_CALL_ALL_REDUCE)
+    if (p->op->call.op == TN_CALL_ALL_REDUCE)
         all_reduce_ended(p, stage);
-    else if (p->op->op == TN_CALL_REDUCE_SCATTER)
+    else if (p->op->call.op == TN_CALL_REDUCE_SCATTER)
         reduce_scatter_ended(p, stage);
-    else if (p->op->op == TN_CALL_ALL_GATHER)
+    else if (p->op->call.op == TN_CALL_ALL_GATHER)
         all_gather_ended(p, stage);
-    else if (p->op->op == TN_CALL_ALL_TO_ALL)
+    else if (p->op->call.op == TN_CALL_ALL_TO_ALL)
         all_to_all_ended(p, stage);
 }

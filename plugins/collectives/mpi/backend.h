@@ -19,11 +19,8 @@ struct tn_request {
     struct tn_comm *comm;
     struct tn_request *next; /* in the comm's queue, its messages, or its free list */
     struct tn_request *next_made;
-    uint32_t op, dtype, red;
-    int32_t peer; /* root, or the other side of a message */
-    const char *send;
-    char *recv;
-    uint64_t count, number;
+    struct tn_call call;
+    uint64_t number;
     uint64_t at, length, piece; /* progress: elements done, and those of the step under way */
     int phase;
     MPI_Request under_way; /* MPI_REQUEST_NULL: none */
@@ -76,7 +73,7 @@ void mpi_comm_fail(struct tn_comm *c, tn_status status);
 tn_status mpi_comm_create(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
                           struct tn_comm **comm);
 void mpi_comm_destroy(struct tn_comm *c);
-struct tn_request *mpi_request_new(struct tn_comm *c, uint32_t op);
+struct tn_request *mpi_request_new(struct tn_comm *c, const struct tn_call *a);
 void mpi_recycle(struct tn_request *r);
 void mpi_enqueue(struct tn_request *r);
 void mpi_advance(struct backend *b);

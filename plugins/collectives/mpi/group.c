@@ -14,7 +14,7 @@ enum { NAP_NS = 200 * 1000, MOST_TAG = 32767 };
 
 /* ---- requests and their queue ---- */
 
-struct tn_request *mpi_request_new(struct tn_comm *c, uint32_t op)
+struct tn_request *mpi_request_new(struct tn_comm *c, const struct tn_call *a)
 {
     const struct tn_host *host = c->backend->host;
     struct tn_request *r = c->unused, *next_made;
@@ -29,7 +29,7 @@ struct tn_request *mpi_request_new(struct tn_comm *c, uint32_t op)
         c->made = r;
     }
     *r = (struct tn_request){
-        .comm = c, .next_made = next_made, .op = op, .under_way = MPI_REQUEST_NULL, .status = TN_PENDING
+        .comm = c, .next_made = next_made, .call = *a, .under_way = MPI_REQUEST_NULL, .status = TN_PENDING
     };
     return r;
 }
@@ -81,20 +81,20 @@ static tn_status end_message(struct tn_request *r, int result, const MPI_Status 
 {
     struct tn_comm *c = r->comm;
     MPI_Count came = 0;
-    uint64_t wanted = r->count * tn_call_dtype_bytes(r->dtype);
+    uint64_t wanted = r->call.count * tn_call_dtype_bytes(r->call.dtype);
     int class = MPI_SUCCESS;
     if (result != MPI_SUCCESS)
         MPI_Error_class(result, &class);
-    if (r->op == TN_CALL_SEND && result == MPI_SUCCESS)
+    if (r->call.op == TN_CALL_SEND && result == MPI_SUCCESS)
         return TN_OK;
     if (result != MPI_SUCCESS && class != MPI_ERR_TRUNCATE)
-        return mpi_error(c, r, TN_ERROR, c->ranks[r->peer], "MPI failed");
+        return mpi_error(c, r, TN_ERROR, c->ranks[r->call.peer], "MPI failed");
     if (result == MPI_SUCCESS)
         MPI_Get_elements_x(of, MPI_BYTE, &came);
-    if (class == MPI_ERR_TRUNCATE || (uint64_t)came != wanted || of->MPI_TAG != (int)r->dtype)
-        return mpi_error(c, r, TN_CONFLICT, c->ranks[r->peer],
+    if (class == MPI_ERR_TRUNCATE || (uint64_t)came != wanted || of->MPI_TAG != (int)r->call.dtype)
+        return mpi_error(c, r, TN_CONFLICT, c->ranks[r->call.peer],
                          "rank %d sent %s bytes than the %" PRIu64 " that rank %d receives, or another dtype",
-                         (int)c->ranks[r->peer], class == MPI_ERR_TRUNCATE ? "more" : "other", wanted,
+                         (int)c->ranks[r->call.peer], class == MPI_ERR_TRUNCATE ? "more" : "other", wanted,
                          (int)c->backend->rank);
     return TN_OK;
 }

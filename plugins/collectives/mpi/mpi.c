@@ -30,7 +30,7 @@ tn_status mpi_error(struct tn_comm *c, const struct tn_request *r, tn_status sta
 {
     const struct tn_host *host = c->backend->host;
     int at = r ? snprintf(c->error_text, sizeof c->error_text,
-                          "mpi: %s number %" PRIu64 " of group %s: ", tn_call_name(r->op), r->number, c->name)
+                          "mpi: %s number %" PRIu64 " of group %s: ", tn_call_name(r->call.op), r->number, c->name)
                : snprintf(c->error_text, sizeof c->error_text, "mpi: group %s: ", c->name);
     va_list args;
     va_start(args, fmt);
@@ -39,8 +39,8 @@ tn_status mpi_error(struct tn_comm *c, const struct tn_request *r, tn_status sta
     c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
                                        .peer = peer,
                                        .op_number = r ? r->number : 0,
-                                       .bytes = r ? r->count * tn_call_dtype_bytes(r->dtype) : 0,
-                                       .op = r ? tn_call_name(r->op) : "",
+                                       .bytes = r ? r->call.count * tn_call_dtype_bytes(r->call.dtype) : 0,
+                                       .op = r ? tn_call_name(r->call.op) : "",
                                        .message = c->error_text };
     return host->fail(host, status, "%s", c->error_text);
 }
@@ -171,53 +171,41 @@ static void comm_abort(struct tn_comm *c)
 
 /* ---- operations ---- */
 
-static tn_status check(struct tn_comm *c, const struct tn_request *r)
+static tn_status check(struct tn_comm *c, const struct tn_call *a)
 {
     const struct tn_host *host = c->backend->host;
-    int reduces = r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER;
+    int reduces = a->op == TN_CALL_ALL_REDUCE || a->op == TN_CALL_REDUCE_SCATTER;
     if (atomic_load(&c->aborted))
         mpi_advance(c->backend);
     if (c->failed)
         return host->fail(host, c->failed, "group %s has failed: %s", c->name, c->error_text);
-    if (!tn_call_dtype_bytes(r->dtype) || (reduces && (!mpi_can_reduce(r->dtype) || r->red > TN_RED_MAX)))
+    if (!tn_call_dtype_bytes(a->dtype) || (reduces && (!mpi_can_reduce(a->dtype) || a->red > TN_RED_MAX)))
         return host->fail(host, TN_INVALID, "mpi: %s of group %s: dtype %u, reduction %u are not possible",
-                          tn_call_name(r->op), c->name, r->dtype, r->red);
-    if (r->peer < 0 || r->peer >= c->n)
-        return host->fail(host, TN_INVALID, "mpi: %s of group %s: member %d of %d", tn_call_name(r->op), c->name,
-                          (int)r->peer, (int)c->n);
+                          tn_call_name(a->op), c->name, a->dtype, a->red);
+    if (a->peer < 0 || a->peer >= c->n)
+        return host->fail(host, TN_INVALID, "mpi: %s of group %s: member %d of %d", tn_call_name(a->op), c->name,
+                          (int)a->peer, (int)c->n);
     return TN_OK;
 }
 
 static tn_status call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
 {
-    struct tn_request what = { .op = a->op,
-                               .dtype = a->dtype,
-                               .red = a->red,
-                               .peer = a->peer,
-                               .count = a->count,
-                               .send = a->send,
-                               .recv = a->recv };
-    tn_status status = check(c, &what);
+    tn_status status = check(c, a);
     if (status != TN_OK)
         return status;
-    struct tn_request *r = mpi_request_new(c, what.op);
+    struct tn_request *r = mpi_request_new(c, a);
     if (!r)
         return c->backend->host->fail(c->backend->host, TN_NO_MEMORY, "mpi: no memory for a request");
-    r->send = what.send;
-    r->recv = what.recv;
-    r->count = what.count;
-    r->dtype = what.dtype;
-    r->red = what.red;
-    r->peer = what.peer;
     *out = r;
-    if (r->op != TN_CALL_SEND && r->op != TN_CALL_RECV) {
+    if (a->op != TN_CALL_SEND && a->op != TN_CALL_RECV) {
         mpi_enqueue(r);
         mpi_advance(c->backend);
         return TN_OK;
     }
     if (mpi_start_message(r) != TN_OK) {
+        status = mpi_error(c, r, TN_ERROR, c->ranks[a->peer], "MPI refused it");
         mpi_recycle(r);
-        return mpi_error(c, &what, TN_ERROR, c->ranks[what.peer], "MPI refused it");
+        return status;
     }
     r->next = c->messages;
     c->messages = r;
@@ -274,7 +262,7 @@ static tn_status wait_for(struct tn_request *r, uint64_t timeout_ns)
             return end(r);
         uint64_t spent_ns = mpi_now() - began_ns;
         if (spent_ns >= timeout_ns)
-            return mpi_error(r->comm, r, TN_TIMEOUT, r->op >= TN_CALL_SEND ? r->comm->ranks[r->peer] : -1,
+            return mpi_error(r->comm, r, TN_TIMEOUT, r->call.op >= TN_CALL_SEND ? r->comm->ranks[r->call.peer] : -1,
                              "not done after %.1f s; MPI does not say which rank is missing", (double)timeout_ns / 1e9);
         look_around(r);
         if (spent_ns < SPIN_NS)

@@ -68,13 +68,13 @@ static uint64_t part_of(const struct tn_request *r, int32_t member, uint64_t *of
 static tn_status gather_small(struct tn_request *r, uint32_t e)
 {
     struct tn_comm *c = r->comm;
-    int bytes = (int)(r->count * e);
+    int bytes = (int)(r->call.count * e);
     if (r->phase++ == 0) {
         if (!make_room(c, (uint64_t)c->n * (uint64_t)bytes))
             return TN_NO_MEMORY;
-        return begun(MPI_Iallgather(r->send, bytes, MPI_BYTE, c->scratch, bytes, MPI_BYTE, c->mpi, &r->under_way));
+        return begun(MPI_Iallgather(r->call.send, bytes, MPI_BYTE, c->scratch, bytes, MPI_BYTE, c->mpi, &r->under_way));
     }
-    mpi_reduce(r->recv, c->scratch, c->n, r->count, r->dtype, r->red);
+    mpi_reduce(r->call.recv, c->scratch, c->n, r->call.count, r->call.dtype, r->call.red);
     return TN_OK;
 }
 
@@ -94,22 +94,22 @@ static tn_status exchange_parts(struct tn_request *r, uint32_t e)
         theirs[m] = (int)(r->piece * e);
         theirs_at[m] = (int)((uint64_t)m * r->piece * e);
     }
-    return begun(MPI_Ialltoallv(r->send + r->at * e, c->counts, c->offsets, MPI_BYTE, c->scratch, theirs, theirs_at,
-                                MPI_BYTE, c->mpi, &r->under_way));
+    return begun(MPI_Ialltoallv(r->call.send + r->at * e, c->counts, c->offsets, MPI_BYTE, c->scratch, theirs,
+                                theirs_at, MPI_BYTE, c->mpi, &r->under_way));
 }
 
 static tn_status gather_parts(struct tn_request *r, uint32_t e)
 {
     struct tn_comm *c = r->comm;
-    char *segment = r->recv + r->at * e;
-    mpi_reduce(segment + c->offsets[c->me], c->scratch, c->n, r->piece, r->dtype, r->red);
+    char *segment = r->call.recv + r->at * e;
+    mpi_reduce(segment + c->offsets[c->me], c->scratch, c->n, r->piece, r->call.dtype, r->call.red);
     return begun(
         MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, segment, c->counts, c->offsets, MPI_BYTE, c->mpi, &r->under_way));
 }
 
 static tn_status step_all_reduce(struct tn_request *r, uint32_t e)
 {
-    if (r->count * e <= SMALL_BYTES)
+    if (r->call.count * e <= SMALL_BYTES)
         return gather_small(r, e);
     if (r->phase == 1) {
         r->phase = 2;
@@ -117,9 +117,9 @@ static tn_status step_all_reduce(struct tn_request *r, uint32_t e)
     }
     if (r->phase == 2)
         r->at += r->length;
-    if (r->at == r->count)
+    if (r->at == r->call.count)
         return TN_OK;
-    r->length = r->count - r->at < SEGMENT_BYTES / e ? r->count - r->at : SEGMENT_BYTES / e;
+    r->length = r->call.count - r->at < SEGMENT_BYTES / e ? r->call.count - r->at : SEGMENT_BYTES / e;
     r->phase = 1;
     return exchange_parts(r, e);
 }
@@ -131,22 +131,22 @@ static tn_status step_reduce_scatter(struct tn_request *r, uint32_t e)
     struct tn_comm *c = r->comm;
     uint64_t most = SEGMENT_BYTES / e / (uint64_t)c->n + 1;
     if (r->phase == 1) {
-        mpi_reduce(r->recv + r->at * e, c->scratch, c->n, r->length, r->dtype, r->red);
+        mpi_reduce(r->call.recv + r->at * e, c->scratch, c->n, r->length, r->call.dtype, r->call.red);
         r->at += r->length;
     }
-    if (r->at == r->count)
+    if (r->at == r->call.count)
         return TN_OK;
     r->phase = 1;
-    r->length = r->count - r->at < most ? r->count - r->at : most;
+    r->length = r->call.count - r->at < most ? r->call.count - r->at : most;
     int bytes = (int)(r->length * e);
     if (!make_room(c, (uint64_t)c->n * (uint64_t)bytes))
         return TN_NO_MEMORY;
     /* Parts of a segment lie `count` elements apart. */
     MPI_Datatype part, spaced;
     MPI_Type_contiguous(bytes, MPI_BYTE, &part);
-    MPI_Type_create_resized(part, 0, (MPI_Aint)(r->count * e), &spaced);
+    MPI_Type_create_resized(part, 0, (MPI_Aint)(r->call.count * e), &spaced);
     MPI_Type_commit(&spaced);
-    int result = MPI_Ialltoall(r->send + r->at * e, 1, spaced, c->scratch, bytes, MPI_BYTE, c->mpi, &r->under_way);
+    int result = MPI_Ialltoall(r->call.send + r->at * e, 1, spaced, c->scratch, bytes, MPI_BYTE, c->mpi, &r->under_way);
     MPI_Type_free(&spaced);
     MPI_Type_free(&part);
     return begun(result);
@@ -157,20 +157,21 @@ static tn_status step_reduce_scatter(struct tn_request *r, uint32_t e)
 static tn_status step_move(struct tn_request *r, uint64_t bytes)
 {
     struct tn_comm *c = r->comm;
+    const struct tn_call *a = &r->call;
     MPI_Datatype type;
     if (r->phase++ > 0)
         return TN_OK;
     int count = mpi_bytes(bytes, &type), result;
-    if (r->op == TN_CALL_BROADCAST) {
-        if (c->me == r->peer && r->recv != r->send)
-            memcpy(r->recv, r->send, bytes);
-        result = MPI_Ibcast(r->recv, count, type, r->peer, c->mpi, &r->under_way);
-    } else if (r->op == TN_CALL_ALL_GATHER) {
-        int in_place = r->send == r->recv + (uint64_t)c->me * bytes;
+    if (a->op == TN_CALL_BROADCAST) {
+        if (c->me == a->peer && a->recv != a->send)
+            memcpy(a->recv, a->send, bytes);
+        result = MPI_Ibcast(a->recv, count, type, a->peer, c->mpi, &r->under_way);
+    } else if (a->op == TN_CALL_ALL_GATHER) {
+        int in_place = a->send == a->recv + (uint64_t)c->me * bytes;
         result =
-            MPI_Iallgather(in_place ? MPI_IN_PLACE : r->send, count, type, r->recv, count, type, c->mpi, &r->under_way);
+            MPI_Iallgather(in_place ? MPI_IN_PLACE : a->send, count, type, a->recv, count, type, c->mpi, &r->under_way);
     } else {
-        result = MPI_Ialltoall(r->send, count, type, r->recv, count, type, c->mpi, &r->under_way);
+        result = MPI_Ialltoall(a->send, count, type, a->recv, count, type, c->mpi, &r->under_way);
     }
     mpi_bytes_free(&type);
     return begun(result);
@@ -178,28 +179,30 @@ static tn_status step_move(struct tn_request *r, uint64_t bytes)
 
 tn_status mpi_step(struct tn_request *r)
 {
-    uint32_t e = tn_call_dtype_bytes(r->dtype);
-    if (r->op == TN_CALL_BARRIER)
+    const struct tn_call *a = &r->call;
+    uint32_t e = tn_call_dtype_bytes(a->dtype);
+    if (a->op == TN_CALL_BARRIER)
         return r->phase++ ? TN_OK : begun(MPI_Ibarrier(r->comm->mpi, &r->under_way));
-    if (r->count == 0)
+    if (a->count == 0)
         return TN_OK;
     if (r->comm->n == 1) {
-        if (r->send != r->recv)
-            memmove(r->recv, r->send, r->count * e);
+        if (a->send != a->recv)
+            memmove(a->recv, a->send, a->count * e);
         return TN_OK;
     }
-    if (r->op == TN_CALL_ALL_REDUCE)
+    if (a->op == TN_CALL_ALL_REDUCE)
         return step_all_reduce(r, e);
-    return r->op == TN_CALL_REDUCE_SCATTER ? step_reduce_scatter(r, e) : step_move(r, r->count * e);
+    return a->op == TN_CALL_REDUCE_SCATTER ? step_reduce_scatter(r, e) : step_move(r, a->count * e);
 }
 
 tn_status mpi_start_message(struct tn_request *r)
 {
+    const struct tn_call *a = &r->call;
     MPI_Datatype type;
-    int count = mpi_bytes(r->count * tn_call_dtype_bytes(r->dtype), &type);
-    int result = r->op == TN_CALL_SEND
-                     ? MPI_Isend(r->send, count, type, r->peer, (int)r->dtype, r->comm->mpi, &r->under_way)
-                     : MPI_Irecv(r->recv, count, type, r->peer, MPI_ANY_TAG, r->comm->mpi, &r->under_way);
+    int count = mpi_bytes(a->count * tn_call_dtype_bytes(a->dtype), &type);
+    int result = a->op == TN_CALL_SEND
+                     ? MPI_Isend(a->send, count, type, a->peer, (int)a->dtype, r->comm->mpi, &r->under_way)
+                     : MPI_Irecv(a->recv, count, type, a->peer, MPI_ANY_TAG, r->comm->mpi, &r->under_way);
     mpi_bytes_free(&type);
     return result == MPI_SUCCESS ? TN_OK : TN_ERROR;
 }

@@ -23,11 +23,8 @@ struct tn_request {
     struct tn_request *next, *next_made;
     cudaEvent_t done;
     int is_begun; /* the event stands behind it */
-    uint32_t op, dtype, red;
-    int32_t peer;
-    const void *send;
-    void *recv;
-    uint64_t count, number;
+    struct tn_call call;
+    uint64_t number;
 };
 
 enum lane_state { LANE_NEW, LANE_JOINS, LANE_OPEN };
@@ -91,6 +88,7 @@ uint64_t nccl_now_ns(void);
 void nccl_nap(void);
 uint64_t nccl_deadline_after(uint64_t timeout_ns);
 tn_status nccl_fail_cuda(const struct nccl *b, const char *what, cudaError_t error);
+tn_status nccl_error(struct tn_comm *c, const struct tn_request *r, tn_status status, const char *why);
 tn_status nccl_fail_comm(struct tn_comm *c, const struct tn_request *r, tn_status status, const char *why);
 int nccl_is_time_to_look(struct nccl *b);
 const char *nccl_settle(struct nccl *b, ncclComm_t comm, ncclResult_t result, uint64_t deadline_ns, tn_status *status);

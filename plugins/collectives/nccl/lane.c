@@ -67,12 +67,16 @@ static tn_status copy(struct tn_comm *c, struct lane *lane)
 {
     for (struct tn_request **at = &lane->due; *at;) {
         struct tn_request *r = *at, **other = &r->next;
-        while (*other && (*other)->op == r->op)
+        while (*other && (*other)->call.op == r->call.op)
             other = &(*other)->next;
         struct tn_request *end = *other;
         if (!end)
             return TN_OK;
-        const struct tn_request *send = r->op == TN_CALL_SEND ? r : end, *recv = r->op == TN_CALL_SEND ? end : r;
+        const struct tn_call *send = &r->call, *recv = &end->call;
+        if (send->op == TN_CALL_RECV) {
+            send = &end->call;
+            recv = &r->call;
+        }
         uint64_t bytes = (send->count < recv->count ? send->count : recv->count) * tn_call_dtype_bytes(send->dtype);
         cudaError_t error = cudaMemcpyAsync(recv->recv, send->send, bytes, cudaMemcpyDeviceToDevice, lane->stream);
         *other = end->next;

@@ -46,22 +46,32 @@ tn_status nccl_fail_cuda(const struct nccl *b, const char *what, cudaError_t err
                          cudaGetErrorString(error));
 }
 
+/* What last_error says from now on, and the host. */
+tn_status nccl_error(struct tn_comm *c, const struct tn_request *r, tn_status status, const char *why)
+{
+    char what[64] = "";
+    if (r && r->call.op >= TN_CALL_SEND) /* messages have no number */
+        snprintf(what, sizeof what, "%s of ", tn_call_name(r->call.op));
+    else if (r)
+        snprintf(what, sizeof what, "%s number %" PRIu64 " of ", tn_call_name(r->call.op), r->number);
+    snprintf(c->error_text, sizeof c->error_text, "nccl: %sgroup %s: %s", what, c->name, why);
+    c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
+                                       .peer = -1,
+                                       .op = r ? tn_call_name(r->call.op) : "",
+                                       .op_number = r ? r->number : 0,
+                                       .message = c->error_text,
+                                       .bytes = r ? r->call.count * tn_call_dtype_bytes(r->call.dtype) : 0 };
+    return c->nccl->host->fail(c->nccl->host, status, "%s", c->error_text);
+}
+
 /* Ends a group: its communicators are aborted, which ends what is under way. */
 tn_status nccl_fail_comm(struct tn_comm *c, const struct tn_request *r, tn_status status, const char *why)
 {
-    snprintf(c->error_text, sizeof c->error_text, "nccl: %s%sgroup %s: %s", r ? tn_call_name(r->op) : "",
-             r ? " of " : "", c->name, why);
-    c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
-                                       .peer = -1,
-                                       .op = r ? tn_call_name(r->op) : "",
-                                       .op_number = r ? r->number : 0,
-                                       .message = c->error_text,
-                                       .bytes = r ? r->count * tn_call_dtype_bytes(r->dtype) : 0 };
     if (!c->failed) {
         c->failed = status;
         nccl_lanes_abort(c);
     }
-    return c->nccl->host->fail(c->nccl->host, status, "%s", c->error_text);
+    return nccl_error(c, r, status, why);
 }
 
 int nccl_is_time_to_look(struct nccl *b)

@@ -1,8 +1,6 @@
 /* Operations: what is called in which order on the streams of a group, and when it is done. */
 #include "backend.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 static struct tn_request *request_new(struct tn_comm *c)
@@ -40,33 +38,34 @@ static int is_on_gpu(const void *p)
                   (of.type == cudaMemoryTypeDevice || of.type == cudaMemoryTypeManaged));
 }
 
-static tn_status check(struct tn_comm *c, const struct tn_request *r, const struct tn_queue *q)
+static tn_status check(struct tn_comm *c, const struct tn_call *a)
 {
     const struct tn_host *host = c->nccl->host;
-    int reduces = r->op == TN_CALL_ALL_REDUCE || r->op == TN_CALL_REDUCE_SCATTER;
+    int reduces = a->op == TN_CALL_ALL_REDUCE || a->op == TN_CALL_REDUCE_SCATTER;
     if (!c->failed && atomic_load(&c->aborted))
         (void)nccl_fail_comm(c, NULL, TN_ABORTED, "it was aborted");
     if (c->failed)
         return host->fail(host, c->failed, "group %s has failed: %s", c->name, c->error_text);
-    if (!tn_call_dtype_bytes(r->dtype) || (reduces && r->red > TN_RED_MAX) || r->peer < 0 || r->peer >= c->n)
+    if (!tn_call_dtype_bytes(a->dtype) || (reduces && a->red > TN_RED_MAX) || a->peer < 0 || a->peer >= c->n)
         return host->fail(host, TN_INVALID, "nccl: %s of group %s: dtype %u, reduction %u, member %d are not possible",
-                          tn_call_name(r->op), c->name, r->dtype, r->red, (int)r->peer);
-    if (q)
+                          tn_call_name(a->op), c->name, a->dtype, a->red, (int)a->peer);
+    if (a->queue)
         return host->fail(host, TN_UNSUPPORTED, "nccl: the queue of this device is no CUDA stream");
-    if (r->count && (!is_on_gpu(r->send) || !is_on_gpu(r->recv)))
+    if (a->count && (!is_on_gpu(a->send) || !is_on_gpu(a->recv)))
         return host->fail(host, TN_INVALID, "nccl: %s of group %s: the buffer is not in GPU memory",
-                          tn_call_name(r->op), c->name);
+                          tn_call_name(a->op), c->name);
     return TN_OK;
 }
 
 static ncclResult_t exchange(const struct tn_request *r, ncclDataType_t type, const struct lane *lane)
 {
-    uint64_t block = r->count * tn_call_dtype_bytes(r->dtype);
+    const struct tn_call *a = &r->call;
+    uint64_t block = a->count * tn_call_dtype_bytes(a->dtype);
     ncclResult_t result = ncclGroupStart();
     for (int32_t i = 0; i < r->comm->n && nccl_is_fine(result); i++) {
-        result = ncclSend((const char *)r->send + (uint64_t)i * block, r->count, type, i, lane->comm, lane->stream);
+        result = ncclSend((const char *)a->send + (uint64_t)i * block, a->count, type, i, lane->comm, lane->stream);
         if (nccl_is_fine(result))
-            result = ncclRecv((char *)r->recv + (uint64_t)i * block, r->count, type, i, lane->comm, lane->stream);
+            result = ncclRecv((char *)a->recv + (uint64_t)i * block, a->count, type, i, lane->comm, lane->stream);
     }
     ncclResult_t ended = ncclGroupEnd();
     return nccl_is_fine(result) ? ended : result;
@@ -75,51 +74,42 @@ static ncclResult_t exchange(const struct tn_request *r, ncclDataType_t type, co
 /* Inside of a group of NCCL's. A lane of messages has two members, the sender first. */
 ncclResult_t nccl_begin(struct tn_request *r, const struct lane *lane)
 {
-    ncclDataType_t type = nccl_dtypes[r->dtype];
-    ncclRedOp_t red = r->red == TN_RED_MAX ? ncclMax : ncclSum;
+    const struct tn_call *a = &r->call;
+    ncclDataType_t type = nccl_dtypes[a->dtype];
+    ncclRedOp_t red = a->red == TN_RED_MAX ? ncclMax : ncclSum;
     ncclComm_t comm = lane->comm;
     cudaStream_t stream = lane->stream;
     void *word = r->comm->word;
-    switch (r->op) {
+    switch (a->op) {
     case TN_CALL_BARRIER: return ncclAllReduce(word, word, 1, ncclInt32, ncclMax, comm, stream);
-    case TN_CALL_SEND: return ncclSend(r->send, r->count, type, 1, comm, stream);
-    case TN_CALL_RECV: return ncclRecv(r->recv, r->count, type, 0, comm, stream);
+    case TN_CALL_SEND: return ncclSend(a->send, a->count, type, 1, comm, stream);
+    case TN_CALL_RECV: return ncclRecv(a->recv, a->count, type, 0, comm, stream);
     default: break;
     }
-    if (r->count == 0)
+    if (a->count == 0)
         return ncclSuccess;
-    switch (r->op) {
-    case TN_CALL_ALL_REDUCE: return ncclAllReduce(r->send, r->recv, r->count, type, red, comm, stream);
-    case TN_CALL_ALL_GATHER: return ncclAllGather(r->send, r->recv, r->count, type, comm, stream);
-    case TN_CALL_REDUCE_SCATTER: return ncclReduceScatter(r->send, r->recv, r->count, type, red, comm, stream);
+    switch (a->op) {
+    case TN_CALL_ALL_REDUCE: return ncclAllReduce(a->send, a->recv, a->count, type, red, comm, stream);
+    case TN_CALL_ALL_GATHER: return ncclAllGather(a->send, a->recv, a->count, type, comm, stream);
+    case TN_CALL_REDUCE_SCATTER: return ncclReduceScatter(a->send, a->recv, a->count, type, red, comm, stream);
     case TN_CALL_ALL_TO_ALL: return exchange(r, type, lane);
-    default: return ncclBroadcast(r->send, r->recv, r->count, type, r->peer, comm, stream);
+    default: return ncclBroadcast(a->send, a->recv, a->count, type, a->peer, comm, stream);
     }
 }
 
 tn_status nccl_call(struct tn_comm *c, const struct tn_call *a, struct tn_request **out)
 {
     struct nccl *b = c->nccl;
-    struct tn_request what = { .op = a->op,
-                               .dtype = a->dtype,
-                               .red = a->red,
-                               .peer = a->peer,
-                               .count = a->count,
-                               .send = a->send,
-                               .recv = a->recv };
-    tn_status status = check(c, &what, a->queue);
+    tn_status status = check(c, a);
     if (status != TN_OK)
         return status;
-    int is_message = what.op == TN_CALL_SEND || what.op == TN_CALL_RECV;
-    struct lane *lane = is_message ? nccl_lane_to(c, what.peer, what.op == TN_CALL_SEND) : &c->collectives;
+    int is_message = a->op == TN_CALL_SEND || a->op == TN_CALL_RECV;
+    struct lane *lane = is_message ? nccl_lane_to(c, a->peer, a->op == TN_CALL_SEND) : &c->collectives;
     struct tn_request *r = request_new(c);
     if (!r || !lane)
         return b->host->fail(b->host, TN_NO_MEMORY, "nccl: no memory for a request");
-    what.next_made = r->next_made;
-    what.done = r->done;
-    what.comm = c;
-    what.number = is_message ? 0 : c->number++;
-    *r = what;
+    r->call = *a;
+    r->number = is_message ? 0 : c->number++;
     nccl_lane_add(lane, r);
     *out = r;
     status = nccl_lead(c);
@@ -191,18 +181,8 @@ tn_status nccl_wait_for(struct tn_request *r, uint64_t timeout_ns)
         tn_status status = nccl_test(r);
         if (status != TN_PENDING)
             return status;
-        if (nccl_now_ns() >= deadline_ns) {
-            snprintf(c->error_text, sizeof c->error_text,
-                     "nccl: %s number %" PRIu64 " of group %s: some member is missing", tn_call_name(r->op), r->number,
-                     c->name);
-            c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
-                                               .peer = -1,
-                                               .op_number = r->number,
-                                               .bytes = r->count * tn_call_dtype_bytes(r->dtype),
-                                               .op = tn_call_name(r->op),
-                                               .message = c->error_text };
-            return c->nccl->host->fail(c->nccl->host, TN_TIMEOUT, "%s", c->error_text);
-        }
+        if (nccl_now_ns() >= deadline_ns)
+            return nccl_error(c, r, TN_TIMEOUT, "some member is missing");
         nccl_progress(c->nccl);
         nccl_nap();
     }
