@@ -3,8 +3,8 @@
 
 usage: mpirun.py CONFORMANCE MPI.so VERIFY.so; skipped where there is no mpirun
 
-Left out is what MPI cannot do: name the rank that others wait for, or that calls something else (that is what the layer
-verify is for, tested over it), and go on after the death of a rank."""
+Left out is what MPI cannot do: name the rank that calls something else than the others (that is what the layer verify is
+for, tested over it), and go on after the death of a rank."""
 import os
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 TESTS = ("matrix", "large", "rounding", "send_recv", "early_recv", "arguments", "outstanding", "grid", "across_groups",
-         "ring_full", "random", "memory", "message_conflict", "group_timeout")
+         "ring_full", "random", "memory", "message_conflict", "group_timeout", "timeout")
 VERIFIED = ("matrix", "across_groups", "random", "conflict")
 SIZES = (1, 2, 4)
 AT_ALL_SIZES = ("matrix", "rounding", "send_recv", "random")

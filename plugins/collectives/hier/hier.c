@@ -271,16 +271,38 @@ void hier_fail(struct tn_comm *c, const struct tn_request *r, const struct side 
         hier_comm_abort(c);
 }
 
+/* A wait may be a slice of one that goes on: who is missing is asked when somebody wants to know. */
+static void note_late(struct tn_comm *c, const struct tn_request *r, const struct side *side, struct tn_comm *below)
+{
+    keep_error(c, r, -1);
+    describe_wait(c, "");
+    c->is_late = 1;
+    c->late_side = side;
+    c->late_below = below;
+    c->is_passed = r->side != NULL;
+}
+
+static void tell_late(struct tn_comm *c)
+{
+    struct tn_comm_error error;
+    ask_below(c->late_side, c->late_below, &error);
+    c->error.peer = c->is_passed ? error.peer : find_culprit(c, error.peer);
+    if (c->is_passed && error.message)
+        snprintf(c->error_text, sizeof c->error_text, "%s", error.message);
+    else
+        describe_wait(c, "");
+    if (c->is_passed)
+        c->error.op_number = error.op_number;
+    c->is_late = 0;
+}
+
 static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
 {
     uint32_t bytes = error->struct_size < sizeof c->error ? error->struct_size : (uint32_t)sizeof c->error;
     if (!c->error.message)
         return TN_NOT_FOUND;
-    if (c->is_late) {
-        c->error.peer = find_culprit(c, c->error.peer);
-        describe_wait(c, "");
-        c->is_late = 0;
-    }
+    if (c->is_late)
+        tell_late(c);
     memcpy(error, &c->error, bytes);
     error->struct_size = bytes;
     return TN_OK;
@@ -399,7 +421,9 @@ static tn_status finish(struct tn_request *r)
 
 static tn_status finish_passed(struct tn_request *r, tn_status status)
 {
-    if (status != TN_OK && status != TN_PENDING)
+    if (status == TN_TIMEOUT)
+        note_late(r->comm, r, r->side, passed_to(r));
+    else if (status != TN_OK && status != TN_PENDING)
         keep_passed_error(r);
     if (status != TN_PENDING && status != TN_TIMEOUT) {
         --*passed_by(r);
@@ -422,11 +446,7 @@ static tn_status test(struct tn_request *r)
 static tn_status give_up(struct tn_request *r, const struct piece *p)
 {
     struct tn_comm *c = r->comm;
-    struct tn_comm_error error;
-    ask_below(p ? p->side : NULL, p ? hier_comm_of(p) : NULL, &error);
-    keep_error(c, r, error.peer);
-    describe_wait(c, "");
-    c->is_late = 1;
+    note_late(c, r, p ? p->side : NULL, p ? hier_comm_of(p) : NULL);
     return c->hier->host->fail(c->hier->host, TN_TIMEOUT, "%s", c->error_text);
 }
 

@@ -75,7 +75,10 @@ struct tn_comm {
 
     atomic_int aborted;
     tn_status failed;
-    int is_late; /* the error is a time-out whose cause may be further on */
+    int is_late;                  /* the error is a time-out, whose cause may be further on: */
+    const struct side *late_side; /* where the wait was, which may take a while to say more */
+    struct tn_comm *late_below;
+    int is_passed; /* the operation went there as it is */
     struct tn_comm_error error;
     char error_text[512];
 };

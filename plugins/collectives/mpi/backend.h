@@ -2,6 +2,7 @@
  *
  *   mpi.c     the table, start and end of MPI, memory, waiting, errors
  *   group.c   groups and their queues of operations
+ *   missing.c who is missing where a wait is over
  *   ops.c     the operations, as steps of non-blocking MPI calls
  *   reduce.c  sums and maxima in rank order */
 #ifndef TENON_MPI_BACKEND_H
@@ -43,6 +44,7 @@ struct tn_comm {
     int *counts, *offsets; /* 2 * n each, for calls of varying parts */
     atomic_int aborted;
     tn_status failed;
+    int is_late; /* the error is a time-out, and who is missing has not been asked */
     struct tn_comm_error error;
     char error_text[512];
     struct tn_comm *next;
@@ -77,6 +79,9 @@ struct tn_request *mpi_request_new(struct tn_comm *c, const struct tn_call *a);
 void mpi_recycle(struct tn_request *r);
 void mpi_enqueue(struct tn_request *r);
 void mpi_advance(struct backend *b);
+
+/* missing.c: the member, or rank of another group, that others wait for; -1: not known. It takes a second or two. */
+int32_t mpi_find_missing(const struct tn_comm *c);
 
 /* ops.c: starts what comes next, TN_PENDING; or TN_OK once there is nothing left. */
 tn_status mpi_step(struct tn_request *r);

@@ -284,6 +284,19 @@ tn_status mpi_comm_create(void *self, const char *name, const int32_t *ranks, in
     return TN_OK;
 }
 
+/* A receive that nothing has come for yet can be taken back; a send cannot. */
+static void take_back_receives(struct tn_comm *c)
+{
+    for (struct tn_request **at = &c->messages; *at;) {
+        struct tn_request *r = *at;
+        int done = r->call.op == TN_CALL_RECV && MPI_Cancel(&r->under_way) == MPI_SUCCESS;
+        if (done && MPI_Test(&r->under_way, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done)
+            *at = r->next;
+        else
+            at = &r->next;
+    }
+}
+
 void mpi_comm_destroy(struct tn_comm *c)
 {
     if (!c)
@@ -294,6 +307,7 @@ void mpi_comm_destroy(struct tn_comm *c)
     while (*at != c)
         at = &(*at)->next;
     *at = c->next;
+    take_back_receives(c);
     if (c->failed || c->first || c->messages) {
         b->is_broken = 1; /* MPI may still write to what was under way; its memory stays */
         return;

@@ -1,7 +1,7 @@
 /* mpi: collectives over Open MPI, among ranks that mpirun started, or srun --mpi=pmix.
  *
  * For clusters whose MPI is tuned to their network, and as a second opinion on other backends. MPI says nothing of
- * members that call different things and often ends the whole job when one rank dies: run the layer `verify` over it
+ * members that are missing (missing.c asks the bootstrap) or call different things, and often ends the whole job when one rank dies: run the layer `verify` over it
  * where in doubt. This file is the table, the start and end of MPI, waiting, and errors; the others are listed in
  * backend.h. */
 #include "backend.h"
@@ -42,6 +42,7 @@ tn_status mpi_error(struct tn_comm *c, const struct tn_request *r, tn_status sta
                                        .bytes = r ? r->call.count * tn_call_dtype_bytes(r->call.dtype) : 0,
                                        .op = r ? tn_call_name(r->call.op) : "",
                                        .message = c->error_text };
+    c->is_late = status == TN_TIMEOUT && peer < 0;
     return host->fail(host, status, "%s", c->error_text);
 }
 
@@ -55,9 +56,15 @@ void mpi_comm_fail(struct tn_comm *c, tn_status status)
         r->status = status;
 }
 
+/* A wait may be a slice of one that goes on, so who is missing is asked here. */
 static tn_status last_error(struct tn_comm *c, struct tn_comm_error *error)
 {
     uint32_t bytes = error->struct_size < sizeof c->error ? error->struct_size : (uint32_t)sizeof c->error;
+    if (c->is_late && (c->error.peer = mpi_find_missing(c)) >= 0) {
+        size_t at = strlen(c->error_text);
+        snprintf(c->error_text + at, sizeof c->error_text - at, ": rank %d is missing", (int)c->error.peer);
+    }
+    c->is_late = 0;
     memcpy(error, &c->error, bytes);
     error->struct_size = bytes;
     return TN_OK;
@@ -263,7 +270,7 @@ static tn_status wait_for(struct tn_request *r, uint64_t timeout_ns)
         uint64_t spent_ns = mpi_now() - began_ns;
         if (spent_ns >= timeout_ns)
             return mpi_error(r->comm, r, TN_TIMEOUT, r->call.op >= TN_CALL_SEND ? r->comm->ranks[r->call.peer] : -1,
-                             "not done after %.1f s; MPI does not say which rank is missing", (double)timeout_ns / 1e9);
+                             "not done after %.1f s", (double)timeout_ns / 1e9);
         look_around(r);
         if (spent_ns < SPIN_NS)
             sched_yield();
