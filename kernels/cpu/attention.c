@@ -12,7 +12,8 @@ enum { UNITS_A_THREAD = 4, PARTS_A_THREAD = 2 };
 
 extern const struct cpu_attention_level cpu_attention_baseline;
 #if defined(__x86_64__)
-extern const struct cpu_attention_level cpu_attention_avx2, cpu_attention_avx512, cpu_attention_avx512_bf16;
+extern const struct cpu_attention_level cpu_attention_avx2, cpu_attention_avx512, cpu_attention_avx512_bf16,
+    cpu_attention_amx;
 #endif
 
 static const struct cpu_attention_level *level_of(const struct cpu *cpu)
@@ -22,6 +23,7 @@ static const struct cpu_attention_level *level_of(const struct cpu *cpu)
     case CPU_AVX2: return &cpu_attention_avx2;
     case CPU_AVX512: return &cpu_attention_avx512;
     case CPU_AVX512_BF16: return &cpu_attention_avx512_bf16;
+    case CPU_AMX: return &cpu_attention_amx;
 #endif
     }
     return &cpu_attention_baseline;

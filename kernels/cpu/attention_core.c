@@ -119,9 +119,9 @@ INLINE struct sight sight_of(const struct cpu_attention *a, const struct queries
 }
 
 /* Columns of a row of scores that are computed: on the diagonal to the end of the row's strip. */
-INLINE int columns_of(int diagonal, int row)
+INLINE int columns_of(int pairs, int diagonal, int row)
 {
-    return diagonal ? (row / STRIP + 1) * STRIP : TILE;
+    return diagonal ? (row / strip_of(pairs) + 1) * strip_of(pairs) : TILE;
 }
 
 /* Row r of a tile where indices or documents say what it sees. */
@@ -143,7 +143,7 @@ INLINE void mask_row(const struct cpu_attention *a, float *s, const struct queri
 }
 
 /* Hides the keys behind the end, and where causal those behind the query and before its document. */
-INLINE void mask_tile(const struct cpu_attention *a, float *s, const struct queries *q, int64_t k_tile,
+INLINE void mask_tile(int pairs, const struct cpu_attention *a, float *s, const struct queries *q, int64_t k_tile,
                       struct sight sight)
 {
     int64_t left = a->k_length - k_tile * TILE;
@@ -151,12 +151,12 @@ INLINE void mask_tile(const struct cpu_attention *a, float *s, const struct quer
         return;
     if (a->causal && (a->qi || a->start)) {
         for (int r = 0; r < TILE; r++)
-            mask_row(a, s + r * TILE, q, r, k_tile, columns_of(sight.diagonal, r));
+            mask_row(a, s + r * TILE, q, r, k_tile, columns_of(pairs, sight.diagonal, r));
         return;
     }
     for (int r = 0; r < TILE; r++) {
         int64_t visible = sight.diagonal && r + 1 < left ? r + 1 : left;
-        for (int64_t n = visible; n < columns_of(sight.diagonal, r); n++)
+        for (int64_t n = visible; n < columns_of(pairs, sight.diagonal, r); n++)
             s[r * TILE + n] = MASKED;
     }
 }
@@ -213,7 +213,7 @@ INLINE void soften(int pairs, struct forward *f, int rows, int width, int diagon
 {
     for (int r = 0; r < rows; r++) {
         float *s = f->s + r * TILE;
-        int columns = columns_of(diagonal, r);
+        int columns = columns_of(pairs, diagonal, r);
         vec most = vec_load(s);
         for (int n = LANES; n < columns; n += LANES)
             most = vec_max(vec_load(s + n), most);
@@ -277,7 +277,7 @@ INLINE void forward_tile(int pairs, const struct cpu_attention *a, struct forwar
     int q_row = left_row_of(pairs, a->head_dim);
     size_t stride = tile_words(a);
     struct rows q = rows_of(a, a->q, a->q_length, a->heads, batch, head, q_tile);
-    int rows = (q.count + ROWS - 1) / ROWS * ROWS;
+    int rows = rows_up(pairs, q.count);
     pack_left(pairs, f->q, &q);
     struct queries queries = queries_of(a, batch, q_tile);
     forward_begin(a, f, batch, head, q_tile, width);
@@ -293,7 +293,7 @@ INLINE void forward_tile(int pairs, const struct cpu_attention *a, struct forwar
             1
         };
         multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, scores);
-        mask_tile(a, f->s, &queries, k_tile, sight);
+        mask_tile(pairs, a, f->s, &queries, k_tile, sight);
         soften(pairs, f, rows, width, diagonal, a->scale * LOG2_E);
         multiply_tile(pairs, diagonal ? WORDS_TO : WHOLE, output);
     }
@@ -423,7 +423,7 @@ INLINE void backward_weights(int pairs, const struct cpu_attention *a, struct ba
     int64_t down_row = TILE;
     float to_base2 = a->scale * LOG2_E;
     for (int r = 0; r < rows; r += 2) {
-        for (int n = 0; n < columns_of(diagonal, r); n += LANES) {
+        for (int n = 0; n < columns_of(pairs, diagonal, r); n += LANES) {
             vec p[2], ds[2];
 #pragma GCC unroll 2
             for (int two = 0; two < 2; two++) {
@@ -458,7 +458,7 @@ INLINE void backward_tile(int pairs, const struct cpu_attention *a, struct backw
     struct product dq = { b->dq, ds, b->keys_right + at, width, key_words, 1, width, rows, width, key_words, 1 };
     multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, s);
     multiply_tile(pairs, diagonal ? COLUMNS_TO : WHOLE, dp);
-    mask_tile(a, b->s, queries, k_tile, sight);
+    mask_tile(pairs, a, b->s, queries, k_tile, sight);
     backward_weights(pairs, a, b, rows, diagonal);
     multiply_tile(pairs, diagonal ? WORDS_FROM : WHOLE, dv);
     multiply_tile(pairs, diagonal ? WORDS_FROM : WHOLE, dk);
@@ -482,7 +482,7 @@ INLINE void backward_unit(int pairs, const struct cpu_attention *a, int64_t unit
         int64_t q_tile = item % tiles;
         struct rows dq = rows_out(a, a->dq, a->q_length, a->heads, batch, q_head, q_tile);
         struct queries queries = queries_of(a, batch, q_tile);
-        int rows = (dq.count + ROWS - 1) / ROWS * ROWS;
+        int rows = rows_up(pairs, dq.count);
         backward_queries(pairs, a, &b, batch, q_head, q_tile);
         memset(b.dq, 0, tile_words(a) * 4);
         for (int64_t k_tile = 0; k_tile < key_tiles(a, q_tile); k_tile++)
@@ -521,19 +521,25 @@ static void finish(const struct cpu_attention *a, int64_t head, int64_t tile, ch
 
 static void forward(const struct cpu_attention *a, int64_t unit, char *scratch, struct cpu_attention_packed *packed)
 {
-    if (HAS_PAIRS && a->bf16)
-        forward_unit(HAS_PAIRS, a, unit, scratch, packed);
-    else
+    if (!HAS_PAIRS || !a->bf16) {
         forward_unit(0, a, unit, scratch, packed);
+        return;
+    }
+    pairs_begin();
+    forward_unit(HAS_PAIRS, a, unit, scratch, packed);
+    pairs_end();
 }
 
 static void backward(const struct cpu_attention *a, int64_t unit, char *scratch, char *sums,
                      struct cpu_attention_packed *packed)
 {
-    if (HAS_PAIRS && a->bf16)
-        backward_unit(HAS_PAIRS, a, unit, scratch, sums, packed);
-    else
+    if (!HAS_PAIRS || !a->bf16) {
         backward_unit(0, a, unit, scratch, sums, packed);
+        return;
+    }
+    pairs_begin();
+    backward_unit(HAS_PAIRS, a, unit, scratch, sums, packed);
+    pairs_end();
 }
 
 #define JOIN(a, b) a##b

@@ -31,7 +31,14 @@ enum { LANES = 4, MOST_VECTORS = 2 };
 #define HAS_PAIRS 0
 #endif
 
-enum { TILE = CPU_ATTENTION_TILE, ROWS = 4 /* of a product's block */, STRIP = 16 };
+#if defined(__AMX_BF16__)
+#include "amx.h"
+#define HAS_TILES 1 /* tile registers multiply pairs */
+#else
+#define HAS_TILES 0
+#endif
+
+enum { TILE = CPU_ATTENTION_TILE, ROWS = 4 /* of a product's block */ };
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef float vec4 __attribute__((vector_size(16)));
@@ -182,6 +189,22 @@ INLINE void multiply_columns(int pairs, int vectors, const struct product *p, in
                        (const float *)(const void *)p->b + column, p->b_row, p->k, p->add);
 }
 
+/* Rows of a product are done in units of this; strips of triangles too, of at least 16. */
+INLINE int row_unit(int pairs)
+{
+    return pairs && HAS_TILES ? 32 : ROWS;
+}
+
+INLINE int rows_up(int pairs, int rows)
+{
+    return (rows + row_unit(pairs) - 1) / row_unit(pairs) * row_unit(pairs);
+}
+
+INLINE int strip_of(int pairs)
+{
+    return pairs && HAS_TILES ? 32 : 16;
+}
+
 /* A panel of b's columns at a time, which stays in the first cache. */
 INLINE void multiply_panels(int pairs, const struct product *p)
 {
@@ -204,7 +227,24 @@ static __attribute__((noinline)) void multiply_words(const struct product *p)
     multiply_panels(0, p);
 }
 
-#if HAS_PAIRS
+/* Around all products of pairs that a thread does. */
+INLINE void pairs_begin(void)
+{
+#if HAS_TILES
+    amx_begin();
+#endif
+}
+
+INLINE void pairs_end(void)
+{
+#if HAS_TILES
+    amx_end();
+#endif
+}
+
+#if HAS_TILES
+#include "attention_amx.h"
+#elif HAS_PAIRS
 static __attribute__((noinline)) void multiply_pairs(const struct product *p)
 {
     multiply_panels(1, p);
@@ -231,14 +271,14 @@ INLINE void multiply_tile(int pairs, enum triangle triangle, struct product p)
         multiply(pairs, &p);
         return;
     }
-    for (int m = 0; m < p.m; m += STRIP) {
+    for (int m = 0, height = strip_of(pairs); m < p.m; m += height) {
         struct product strip = p;
-        int from = pairs ? m / 2 : m, to = pairs ? (m + STRIP) / 2 : m + STRIP;
-        strip.m = p.m - m < STRIP ? p.m - m : STRIP;
+        int from = pairs ? m / 2 : m, to = pairs ? (m + height) / 2 : m + height;
+        strip.m = p.m - m < height ? p.m - m : height;
         strip.c += m * p.c_row;
         strip.a += m * p.a_row;
-        if (triangle == COLUMNS_TO && m + STRIP < p.n)
-            strip.n = m + STRIP;
+        if (triangle == COLUMNS_TO && m + height < p.n)
+            strip.n = m + height;
         if (triangle == WORDS_TO && to < p.k)
             strip.k = to;
         if (triangle == WORDS_FROM) {
@@ -316,11 +356,11 @@ INLINE void transpose_block(word *to, int64_t to_row, const word *from, int64_t 
     *(vec4_memory *)(to + 3 * to_row) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
 }
 
-/* to [words, TILE], the right side of a product over head_dim, from the same rows packed as a left side. */
+/* to [left_row, TILE], the right side of a product over head_dim, from the same rows packed as a left side. */
 INLINE void pack_across(int pairs, word *to, const word *left, int head_dim)
 {
-    int words = words_of(pairs, head_dim), row_words = left_row_of(pairs, head_dim);
-    for (int w = 0; w < words; w += 4) {
+    int row_words = left_row_of(pairs, head_dim);
+    for (int w = 0; w < row_words; w += 4) {
         for (int r = 0; r < TILE; r += 4)
             transpose_block(to + w * TILE + r, TILE, left + r * row_words + w, row_words);
     }

@@ -308,7 +308,7 @@ static const struct tn_device device_table = {
     .cost = cost,
 };
 
-static const char *const isa_choices[] = { "auto", "baseline", "avx2", "avx512", "avx512_bf16", NULL };
+static const char *const isa_choices[] = { "auto", "baseline", "avx2", "avx512", "avx512_bf16", "amx", NULL };
 
 static const struct tn_option options[] = {
     { .struct_size = sizeof(struct tn_option),

@@ -6,7 +6,7 @@
 
 /* Levels of instructions that files of cpu_isa_sources (meson.build) are compiled for; each level includes those
  * before it. BASELINE is the compiler's default for the architecture and the only one outside x86-64. */
-enum { CPU_BASELINE, CPU_AVX2, CPU_AVX512, CPU_AVX512_BF16, CPU_ISA_COUNT };
+enum { CPU_BASELINE, CPU_AVX2, CPU_AVX512, CPU_AVX512_BF16, CPU_AMX, CPU_ISA_COUNT };
 
 struct cpu_vec; /* vec.h: elementwise functions for one CPU level */
 

@@ -11,7 +11,7 @@ static const double WORTH_A_TEAM = 1e6; /* FLOP; below it, waking other threads 
 
 extern const struct cpu_product_level cpu_product_baseline;
 #if defined(__x86_64__)
-extern const struct cpu_product_level cpu_product_avx2, cpu_product_avx512, cpu_product_avx512_bf16;
+extern const struct cpu_product_level cpu_product_avx2, cpu_product_avx512, cpu_product_avx512_bf16, cpu_product_amx;
 #endif
 
 static const struct cpu_product_level *const levels[CPU_ISA_COUNT] = {
@@ -20,6 +20,7 @@ static const struct cpu_product_level *const levels[CPU_ISA_COUNT] = {
     [CPU_AVX2] = &cpu_product_avx2,
     [CPU_AVX512] = &cpu_product_avx512,
     [CPU_AVX512_BF16] = &cpu_product_avx512_bf16,
+    [CPU_AMX] = &cpu_product_amx,
 #endif
 };
 

@@ -8,7 +8,8 @@
  *     b, DEPTH x COLS_L2 words, in L2
  *     a, ROWS x DEPTH words, in L1    ->  tile += a b
  *
- * A long k takes several runs; c is then read again, or, if it is bf16, kept as f32 in scratch until the last. */
+ * A long k takes several runs; c is then read again, or, if it is bf16, kept as f32 in scratch until the last. Where
+ * there are tile registers (AMX), they do bf16, in runs of their own: product_amx.h. */
 #include "product_core.h"
 
 #define JOIN(a, b) a##b
@@ -27,6 +28,15 @@ const struct cpu_product_level TABLE(CPU_LEVEL) = { NULL, NULL, NULL };
 enum { ROWS = 8, VECTORS = 3, COLS = 16 * VECTORS, LANES = 8, GROUPS = COLS / LANES };
 enum { DEPTH = 768, COLS_L2 = 4 * COLS, ROWS_L3 = 128 * ROWS, COLS_L3 = 32 * COLS, AHEAD = 16 };
 
+/* The same by tile registers; and of a run, what is done at once so that a's part of it stays in L1. */
+#if defined(__AMX_BF16__)
+#define HAS_TILES 1
+enum { TILES_DEPTH = 512, TILES_L2 = 512, TILES_L1 = 192 };
+#else
+#define HAS_TILES 0
+enum { TILES_DEPTH = DEPTH, TILES_L2 = COLS_L2 };
+#endif
+
 static int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -42,11 +52,18 @@ static int64_t words_of(int64_t k, int bf16)
     return bf16 ? (k + 1) / 2 : k;
 }
 
-/* Words of a run of k: equal runs of at most DEPTH. */
+/* Whether tile registers do it. */
+static int by_tiles(const struct cpu_part *p)
+{
+    return HAS_TILES && p->bf16;
+}
+
+/* Words of a run of k: equal runs of at most DEPTH; in whole tiles. */
 static int64_t depth_of(const struct cpu_part *p)
 {
-    int64_t words = words_of(p->k, p->bf16), count = (words + DEPTH - 1) / DEPTH;
-    return count ? (words + count - 1) / count : 0;
+    int64_t words = words_of(p->k, p->bf16), most = by_tiles(p) ? TILES_DEPTH : DEPTH,
+            count = (words + most - 1) / most;
+    return count ? round_up((words + count - 1) / count, by_tiles(p) ? 16 : 1) : 0;
 }
 
 /* Words of a panel of a; a line more than it needs, so that panels do not meet in the same sets of the cache. */
@@ -205,9 +222,9 @@ INLINE void bf16_store(void *x, __mmask16 mask, __m512 value)
 #endif
 }
 
-INLINE void finish_row(const struct finish *f, const __m512 *sum, int64_t row, int64_t col, int64_t cols)
+INLINE void finish_row(const struct finish *f, const __m512 *sum, int vectors, int64_t row, int64_t col, int64_t cols)
 {
-    for (int v = 0; v < VECTORS; v++) {
+    for (int v = 0; v < vectors; v++) {
         int64_t left = cols - 16 * v, at = col + 16 * v;
         if (left <= 0)
             return;
@@ -268,12 +285,12 @@ INLINE void tile(const uint32_t *a, const uint32_t *b, int64_t words, const stru
     }
     if (cols == COLS && rows == ROWS) { /* sums stay in registers */
         for (int r = 0; r < ROWS; r++)
-            finish_row(f, sum[r], row + r, col, COLS);
+            finish_row(f, sum[r], VECTORS, row + r, col, COLS);
         return;
     }
     for (int r = 0; r < ROWS; r++)
         if (r < rows)
-            finish_row(f, sum[r], row + r, col, cols);
+            finish_row(f, sum[r], VECTORS, row + r, col, cols);
 }
 
 /* --- a part --- */
@@ -282,12 +299,13 @@ INLINE void tile(const uint32_t *a, const uint32_t *b, int64_t words, const stru
 struct scratch {
     uint32_t *a, *b;
     float *c;
+    float *sums; /* of the tiles of a row of c, where tile registers do it */
     size_t bytes;
 };
 
 static int keeps_c(const struct cpu_part *p)
 {
-    return p->c_bf16 && words_of(p->k, p->bf16) > DEPTH;
+    return p->c_bf16 && words_of(p->k, p->bf16) > depth_of(p);
 }
 
 static struct scratch scratch_of(const struct cpu_part *p, char *base)
@@ -296,10 +314,15 @@ static struct scratch scratch_of(const struct cpu_part *p, char *base)
     size_t a = (size_t)(round_up(m, COLS) / ROWS * panel_of(depth)) * 4,
            b = (size_t)(round_up(least(n, COLS_L2), COLS) * depth) * 4;
     size_t c = keeps_c(p) ? (size_t)round_up(m * n, 16) * 4 : 0;
+    if (by_tiles(p)) {
+        a = (size_t)(round_up(m, 32) * depth) * 4;
+        b = (size_t)(round_up(least(n, TILES_L2), 32) * depth) * 4;
+    }
     a = (a + 63) / 64 * 64;
     b = (b + 63) / 64 * 64;
+    size_t sums = by_tiles(p) ? (size_t)TILES_L2 * 32 * 4 : 0;
     return (struct scratch){ (uint32_t *)(void *)base, (uint32_t *)(void *)(base + a), (float *)(void *)(base + a + b),
-                             a + b + c };
+                             (float *)(void *)(base + a + b + c), a + b + c + sums };
 }
 
 static size_t scratch_bytes(const struct cpu_part *p)
@@ -353,6 +376,10 @@ INLINE void run_of(const struct cpu_part *p, const struct run *run, const struct
     }
 }
 
+#if HAS_TILES
+#include "product_amx.h"
+#endif
+
 INLINE void part(const struct cpu_part *p, char *memory, int bf16)
 {
     struct scratch scratch = scratch_of(p, memory);
@@ -364,6 +391,12 @@ INLINE void part(const struct cpu_part *p, char *memory, int bf16)
                 run.rows = least(p->m - run.row, ROWS_L3);
                 run.cols = least(p->n - run.col, COLS_L3);
                 run.words = least(words - run.word, depth);
+#if HAS_TILES
+                if (bf16) {
+                    run_tiles(p, &run, &scratch);
+                    continue;
+                }
+#endif
                 run_of(p, &run, &scratch, bf16);
             }
 }
@@ -376,7 +409,13 @@ static void part_f32(const struct cpu_part *p, char *memory)
 #if defined(__AVX512BF16__)
 static void part_bf16(const struct cpu_part *p, char *memory)
 {
+#if HAS_TILES
+    amx_begin();
+#endif
     part(p, memory, 1);
+#if HAS_TILES
+    amx_end();
+#endif
 }
 #else
 #define part_bf16 NULL

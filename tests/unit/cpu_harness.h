@@ -13,7 +13,7 @@ struct harness {
     struct tn_host host;
     const struct tn_device *device;
     void *self;
-    int64_t threads, isa; /* what get_int answers; isa: 0 auto, 1 baseline, 2 avx2, 3 avx512, 4 avx512_bf16 */
+    int64_t threads, isa; /* what get_int answers; isa: 0 auto, 1 baseline, 2 avx2, 3 avx512, 4 avx512_bf16, 5 amx */
     char message[1024];   /* of the last fail, "" without one */
     int64_t live_blocks;  /* host->alloc less host->release */
     struct harness_block *blocks;

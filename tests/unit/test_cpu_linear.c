@@ -165,6 +165,12 @@ static void linear_avx512(void **state)
     check_from(LONG_SHAPES, 1, TN_BF16, 3);
 }
 
+/* bf16 by pairs on a processor that has tiles too. */
+static void linear_avx512_bf16(void **state)
+{
+    check_from(LONG_SHAPES, 2, TN_BF16, 4);
+}
+
 /* [B, S, K] is [B S, K]. */
 static void linear_takes_any_rank(void **state)
 {
@@ -226,7 +232,7 @@ static void unsupported_is_said(void **state)
 
 static void isa_beyond_the_processor_is_refused_or_works(void **state)
 {
-    for (int64_t isa = 1; isa <= 4; isa++) {
+    for (int64_t isa = 1; isa <= 5; isa++) {
         struct harness h;
         harness_open(&h, 1, isa); /* skips with the device's message */
         harness_close(&h);
@@ -365,6 +371,7 @@ int main(void)
         cmocka_unit_test(linear_f32_by_onednn),
         cmocka_unit_test(linear_bf16_by_onednn),
         cmocka_unit_test(linear_avx512),
+        cmocka_unit_test(linear_avx512_bf16),
         cmocka_unit_test(linear_takes_any_rank),
         cmocka_unit_test(linear_dw_over_no_rows),
         cmocka_unit_test(unsupported_is_said),
