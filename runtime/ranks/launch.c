@@ -27,8 +27,9 @@
 
 enum { WORLD_MAX = 4096 /* of one host */, PATH_BYTES = 4096 };
 
-/* How long the others have to notice a death and to report; and to obey a second Ctrl-C. */
-static const uint64_t grace_ns = 3000000000u, obey_ns = 1000000000u;
+/* How long the others have to notice a death and to report; and to obey a second Ctrl-C. How long the store holds back
+ * a death for which there is no reason yet: on a busy machine this process may learn late how its child ended. */
+static const uint64_t grace_ns = 3000000000u, obey_ns = 1000000000u, reason_ns = 2000000000u;
 
 struct child {
     pid_t pid;     /* 0: not running */
@@ -140,6 +141,7 @@ static int prepare(struct launcher *l)
         l->exit_code = 1;
         return -1;
     }
+    tn_store_expect_reasons(l->server, reason_ns);
     return 0;
 }
 

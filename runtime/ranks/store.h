@@ -22,6 +22,8 @@ tn_status tn_store_serve(struct tn_store_server **server, const char *addr, uint
 /* Tells all clients that `rank` is gone and why ("was killed by signal 9 (Killed)"). Any thread. A lost connection
  * tells them too, but later, so that a reason given here within 200 ms is the one they hear. */
 void tn_store_bury(struct tn_store_server *server, int32_t rank, const char *reason);
+/* Somebody watches the ranks and gives a reason for every death: so long it is waited for, not 200 ms. Any thread. */
+void tn_store_expect_reasons(struct tn_store_server *server, uint64_t within_ns);
 /* The process of `rank` ended and all seemed well: that is news only if it had not said goodbye. Any thread. */
 void tn_store_ended(struct tn_store_server *server, int32_t rank);
 /* Buries every rank that has not joined yet, so that those which wait for them know. Any thread. */
@@ -39,7 +41,7 @@ void tn_store_served_by(struct tn_store *store, int32_t rank);
 /* Fills everything of the bootstrap table, local_rank, local_size and host_id found by exchange (blocks until all
  * ranks joined). TN_PEER: one died; TN_TIMEOUT: see tn_store_missing. The table lives as long as the store. */
 tn_status tn_store_bootstrap(struct tn_store *store, uint64_t timeout_ns, struct tn_bootstrap *bootstrap);
-/* The ranks that have not joined, as "1, 3-5"; asks the server and waits a second at most. "" if not known. */
+/* The ranks that have not joined, as "1, 3-5"; asks the server and waits five seconds at most. "" if not known. */
 void tn_store_missing(struct tn_store *store, char *ranks, size_t ranks_bytes);
 /* The death that is known, as "rank 1 was killed by signal 9 (Killed)"; NULL while all live. Never blocks, costs
  * one atomic read. `*rank` may be NULL; -1 where the death is not a rank's but the launcher's. */

@@ -24,7 +24,7 @@
 
 enum { OUTBOX_MAX = 1024 * 1024 };
 
-static const uint64_t goodbye_ns = 2000000000u, who_ns = 1000000000u;
+static const uint64_t goodbye_ns = 2000000000u, who_ns = 5000000000u;
 
 struct death {
     int32_t rank;

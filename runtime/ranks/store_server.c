@@ -25,7 +25,7 @@ enum {
     QUEUE_MAX = TN_STORE_TOTAL_MAX + TN_STORE_TOTAL_MAX / 4, /* a client that asked for everything at once */
 };
 
-static const uint64_t hello_ns = 5000000000u, anonymous_death_ns = 200000000u, accept_pause_ns = 100000000u;
+static const uint64_t hello_ns = 5000000000u, reason_ns = 200000000u, accept_pause_ns = 100000000u;
 
 static void note_death(struct tn_store_server *s, int32_t rank, const char *reason, int exact)
 {
@@ -33,7 +33,7 @@ static void note_death(struct tn_store_server *s, int32_t rank, const char *reas
     if (!s->members[rank].mourned) {
         s->members[rank].mourned = 1;
         death = &s->deaths[s->death_count++];
-        *death = (struct tn_store_death){ .rank = rank, .due_ns = tn_now_ns() + anonymous_death_ns };
+        *death = (struct tn_store_death){ .rank = rank, .due_ns = tn_now_ns() + s->reason_ns };
     }
     for (int32_t i = s->told; i < s->death_count && !death; i++)
         if (s->deaths[i].rank == rank && !s->deaths[i].exact)
@@ -59,6 +59,13 @@ void tn_store_bury(struct tn_store_server *s, int32_t rank, const char *reason)
     note_death(s, rank, reason, 1);
     pthread_mutex_unlock(&s->lock);
     wake(s);
+}
+
+void tn_store_expect_reasons(struct tn_store_server *s, uint64_t within_ns)
+{
+    pthread_mutex_lock(&s->lock);
+    s->reason_ns = within_ns;
+    pthread_mutex_unlock(&s->lock);
 }
 
 void tn_store_ended(struct tn_store_server *s, int32_t rank)
@@ -405,6 +412,7 @@ static struct tn_store_server *new_server(const char *token, int32_t world)
         return NULL;
     s->listen_fd = s->epoll_fd = s->wake_fd = -1;
     s->world = world;
+    s->reason_ns = reason_ns;
     s->token_bytes = strlen(token);
     memcpy(s->token, token, s->token_bytes);
     tn_store_table_init(&s->table, TN_STORE_TOTAL_MAX);

@@ -56,6 +56,7 @@ struct tn_store_server {
     int stop;
     struct tn_store_death *deaths; /* [world], in order of being noticed */
     int32_t death_count, told;
+    uint64_t reason_ns; /* how long a death that only a lost connection shows waits for its reason */
 };
 
 /* Queues a frame; it is sent at the end of the round. In the server's thread, as all below. */

@@ -313,18 +313,19 @@ static void test_join_fails(void **state)
     expect("no store answered at 127.0.0.1:");
     expect("(Connection refused); is rank 0 running there?");
 
+    /* The other rank is there first, so that it joins in time on a busy machine too. */
     snprintf(line, sizeof line,
-             "export WORLD_SIZE=5 MASTER_PORT=%u; RANK=0 $0 5 ok& a=$!; LAUNCH_RANK_TIMEOUT=9 RANK=2 $0 5 ok& b=$!; "
-             "wait $a; wait $b",
+             "export WORLD_SIZE=5 MASTER_PORT=%u; LAUNCH_RANK_TIMEOUT=100 RANK=2 $0 5 ok& b=$!; sleep 0.5; "
+             "LAUNCH_RANK_TIMEOUT=3 RANK=0 $0 5 ok& a=$!; wait $a; wait $b",
              any_port());
     assert_int_equal(run(line), 1);
-    expect("rank 0 error: after 1.0 s not all of the 5 ranks have joined at 127.0.0.1:");
+    expect("rank 0 error: after 3.0 s not all of the 5 ranks have joined at 127.0.0.1:");
     expect("missing: 1, 3-4");
     expect("rank 2 heard: rank 1 has not joined in time");
 
     snprintf(line, sizeof line,
-             "export WORLD_SIZE=2 MASTER_PORT=%u; RANK=0 $0 2 ok& a=$!; TENON_TOKEN=other RANK=1 $0 2 ok& b=$!; "
-             "wait $a; wait $b",
+             "export WORLD_SIZE=2 MASTER_PORT=%u; LAUNCH_RANK_TIMEOUT=100 TENON_TOKEN=other RANK=1 $0 2 ok& b=$!; "
+             "sleep 0.5; LAUNCH_RANK_TIMEOUT=3 RANK=0 $0 2 ok& a=$!; wait $a; wait $b",
              any_port());
     assert_int_equal(run(line), 1);
     expect("refuses rank 1: it does not accept the token; TENON_TOKEN must be the same on all ranks of a job");
@@ -367,6 +368,6 @@ int main(int argc, char **argv)
     }
     program = argv[1];
     setenv("TSAN_OPTIONS", "report_thread_leaks=0 atexit_sleep_ms=0", 0); /* ranks that fail just exit */
-    alarm(100);                                                           /* a hang is a failure */
+    alarm(400);                                                           /* a hang is a failure */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

