@@ -46,10 +46,10 @@ struct tn_job {
     struct tn_opener opener;           /* answers tn.backends/1 */
     int32_t chain_size[TN_MOST_CHAIN]; /* ranks along each strategy's axes; 1 without */
     struct tn_mesh mesh;
-    uint8_t channels[TN_MAX_AXES]; /* a bit for each channel that a program compiled so far sends on, on any rank */
-    int32_t ranks_given;           /* by the launcher or -n; 0: not said */
-    struct tn_device_info device_info;
-    int64_t trial_scratch; /* of the kernels in the program at hand, once a trial asked; else 0 */
+    uint8_t channels[TN_MAX_AXES];     /* a bit for each channel that a program compiled so far sends on, on any rank */
+    int32_t ranks_given;               /* by the launcher or -n; 0: not said */
+    struct tn_device_info device_info; /* without speeds until tn_job_device */
+    int64_t trial_scratch;             /* of the kernels in the program at hand, once a trial asked; else 0 */
 };
 
 /* What plugins may ask of the plan (trial.c). */
@@ -107,6 +107,10 @@ tn_status tn_job_compile(struct tn_job *job, int mode, int32_t rank, int64_t bat
 void tn_compiled_finish(struct tn_compiled *compiled);
 /* The step of it that makes `flat` of p, by the schedule of the chain. */
 void tn_job_schedule(struct tn_job *job, const struct tn_program *p, struct tn_program *flat, int32_t micro_batches);
+
+/* All that the device says of itself. It may have to measure how fast it is, so that it is not asked for that before
+ * somebody wants to know. */
+const struct tn_device_info *tn_job_device(struct tn_job *job);
 
 /* Bytes a rank may use: [device] memory, else what the device says. */
 int64_t tn_job_budget(const struct tn_job *job);

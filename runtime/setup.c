@@ -4,6 +4,7 @@
  * shows all. Owns the order in which plugins are loaded: model first, for the facts that others ask. */
 #include "job.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -222,6 +223,23 @@ static void check_sections(struct tn_job *job)
     tn_settings_unused(&job->manifest, known, n, &job->diag);
 }
 
+/* Asks the device for the first `bytes` of what it says of itself. */
+static void probe(struct tn_job *job, size_t bytes)
+{
+    const struct tn_device *device = job->device.self ? tn_instance_table(&job->device) : NULL;
+    job->device_info.struct_size = (uint32_t)bytes;
+    if (device && device->probe && device->probe(job->device.self, &job->device_info) != TN_OK)
+        tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "device", "plugin"), NULL, "%s",
+                    tn_instance_message(&job->device));
+}
+
+const struct tn_device_info *tn_job_device(struct tn_job *job)
+{
+    if (job->device_info.struct_size < sizeof job->device_info)
+        probe(job, sizeof job->device_info);
+    return &job->device_info;
+}
+
 size_t tn_job_open(struct tn_job *job, const char *path, const char *const *overrides, size_t n_overrides,
                    int32_t ranks)
 {
@@ -238,13 +256,7 @@ size_t tn_job_open(struct tn_job *job, const char *path, const char *const *over
     size_chain(job);
     lay_out_mesh(job);
     tn_job_open_axis_backends(job);
-    if (job->device.self) {
-        const struct tn_device *device = tn_instance_table(&job->device);
-        job->device_info.struct_size = sizeof job->device_info;
-        if (device->probe && device->probe(job->device.self, &job->device_info) != TN_OK)
-            tn_diag_add(&job->diag, tn_manifest_where(&job->manifest, "device", "plugin"), NULL, "%s",
-                        tn_instance_message(&job->device));
-    }
+    probe(job, offsetof(struct tn_device_info, peak_flops_f32));
     check_plugins(job);
     check_sections(job);
     return job->diag.count;

@@ -56,8 +56,10 @@ struct tn_device {
     uint32_t struct_size;
 
     tn_status (*create)(const struct tn_host *host, void **self);
-    void (*destroy)(void *self);                                 /* accepts NULL */
-    tn_status (*probe)(void *self, struct tn_device_info *info); /* caller sets struct_size */
+    void (*destroy)(void *self); /* accepts NULL */
+    /* Caller sets struct_size; where that leaves the speeds out, a device that measures them need not. Called when the
+     * number of ranks is known, before any kernel is bound. */
+    tn_status (*probe)(void *self, struct tn_device_info *info);
 
     tn_status (*mem_alloc)(void *self, uint32_t space, uint64_t bytes, void **memory);
     void (*mem_free)(void *self, uint32_t space, void *memory, uint64_t bytes);

@@ -304,7 +304,7 @@ static tn_status print_sample(struct run *run)
 static void report_step(struct run *run, int64_t step, float loss, const float clip[4], double lr, double took)
 {
     const struct tn_settings *s = &run->job->settings;
-    const struct tn_device_info *info = &run->job->device_info;
+    const struct tn_device_info *info = &run->job->device_info; /* speeds: where something is reported */
     double peak = s->compute == TN_COMPUTE_BF16 ? info->peak_flops_bf16 : info->peak_flops_f32;
     struct tn_step_report report = {
         .step = step + 1,
@@ -459,6 +459,8 @@ int tn_job_train(struct tn_job *job, struct tn_rank *rank, const char *metrics, 
         tn_log(TN_LOG_ERROR, "%s", *error ? error : "the data could not be read");
         goto done;
     }
+    if (run.report)
+        tn_job_device(run.job); /* for MFU; it must not measure within a step */
     tn_status status = run_steps(&run);
     code = status == TN_OK ? 0 : 1;
     if (tn_report_close(run.report, error)) {

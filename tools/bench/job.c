@@ -265,7 +265,7 @@ static void start(struct bench_world *w, const struct bench_options *o, int whic
  * of the first job, at rank 0's speed. */
 static void share_model(struct bench_world *w, struct entrant *entrant, int n)
 {
-    double mine = entrant[0].job.device_info.peak_flops_f32, first = mine;
+    double mine = tn_job_device(&entrant[0].job)->peak_flops_f32, first = mine;
     bench_tell(w, &first, sizeof first);
     double scale = mine > 0 && first > 0 ? mine / first : 1;
     struct idle_device *model = &entrant[0].device;
