@@ -78,14 +78,14 @@ class Hier(JobTest):
 
     def test_rank_killed_and_stopped(self):
         """Whoever waits, and on whichever host, names the rank that is gone."""
-        for number, seconds, message in ((signal.SIGKILL, 5, r"cannot finish: rank 3 was killed by signal 9"),
-                                         (signal.SIGSTOP, 12, r"rank 3 did not arrive within 5 s")):
+        for number, message in ((signal.SIGKILL, r"cannot finish: rank 3 was killed by signal 9"),
+                                (signal.SIGSTOP, r"rank 3 did not arrive within 5 s")):
             run = self.start("run", "job.ini", "--steps", "1000000", "--metrics", "metrics", *layout(dp=4), *HIER,
                              *settings(comm={"timeout": "5s"}), **self.hosts("abab"))
-            self.assertTrue(until(lambda: len(self.metrics()) >= 3 or run.process.poll() is not None, 60))
+            self.assertTrue(until(lambda: len(self.metrics()) >= 3 or run.process.poll() is not None))
             self.assertIsNone(run.process.poll(), run.stderr)
             os.kill(run.rank(3), number)
-            self.assertEqual(run.wait(seconds + 10), 1)
+            self.assertEqual(run.wait(), 1)
             self.matches(message, run.stderr)
             self.assertEqual(run.processes(), [])
             os.unlink(self.path("metrics"))

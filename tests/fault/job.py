@@ -7,14 +7,13 @@ import math
 import os
 import re
 import signal
-import random
 import socket
 import sys
 import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from tenon_job import JobTest, layout, read, settings, until  # noqa: E402
+from tenon_job import JobTest, free_port, layout, read, send_signal, settings, until  # noqa: E402
 
 TENON, LEAVE, ODD_1, ODD_2 = map(os.path.abspath, sys.argv[1:5])
 del sys.argv[1:5]
@@ -25,33 +24,21 @@ OP_AND_GROUP = r"(all_reduce|all_gather|reduce_scatter) \S+ \(\d+ elements\) on 
 VOTE = r"all_reduce of the vote between steps on all ranks"
 
 
-def free_port():
-    """Below the ports that the system gives to connections, so that none takes it before the rank that listens."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
-
-
 class Faults(JobTest):
     TENON = TENON
 
     def endless(self, *arguments, steps=3, **options):
         """A run that is in the midst of its steps."""
         run = self.start("run", "job.ini", *ENDLESS, *arguments, **options)
-        self.assertTrue(until(lambda: len(self.metrics()) >= steps or run.process.poll() is not None, 60))
+        self.assertTrue(until(lambda: len(self.metrics()) >= steps or run.process.poll() is not None))
         self.assertIsNone(run.process.poll(), run.stderr)
         return run
 
-    def ends(self, run, code, seconds=5.0, expected=("metrics",)):
-        """In time, with the code; no process, no file is left."""
-        began = time.monotonic()
-        self.assertEqual(run.wait(seconds + 10), code, run.stderr)
-        self.assertLess(time.monotonic() - began, seconds, run.stderr)
+    def ends(self, run, code, expected=("metrics",), killed=()):
+        """With the code, before anybody's time-out, all ranks by themselves but these; no process, no file is left."""
+        self.assertEqual(run.wait(), code, run.stderr)
+        self.assertNotRegex(run.stderr, "within 60 s|after 60")
+        self.assertEqual(self.killed_at_last(run), list(killed))
         self.assertEqual(run.processes(), [])
         self.assertEqual(self.files(), sorted(expected))
 
@@ -113,22 +100,25 @@ class Faults(JobTest):
     def test_rank_stopped(self):
         for sizes, victim, group in (({"tp": 2}, 1, ("tp", "0 1")), ({"dp": 2}, 1, ("dp", "0 1"))):
             with self.subTest(sizes):
-                run = self.endless(*layout(**sizes), *settings(comm={"timeout": "1s"}))
+                run = self.endless(*layout(**sizes), *settings(comm={"timeout": "3s"}))
                 os.kill(run.rank(victim), signal.SIGSTOP)
-                self.ends(run, 1, seconds=1 + 5)
-                self.matches("(%s|%s): rank %d did not arrive within 1 s" % (OP_AND_GROUP % group, VOTE, victim),
+                self.ends(run, 1, killed=[str(victim)])
+                self.matches("(%s|%s): rank %d did not arrive within 3 s" % (OP_AND_GROUP % group, VOTE, victim),
                              run.stderr)
                 os.unlink(self.path("metrics"))
 
     def test_rank_stopped_for_a_while(self):
         """Shorter than the time-out: nobody minds."""
-        run = self.start("run", "job.ini", "--steps", "60", "--metrics", "metrics", *layout(tp=2))
-        self.assertTrue(until(lambda: len(self.metrics()) >= 3))
+        run = self.endless(*layout(tp=2))
         pid = run.rank(1)
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.5)
+        done = len(self.metrics())
         os.kill(pid, signal.SIGCONT)
-        self.assertEqual(run.wait(60), 0, run.stderr)
+        self.assertTrue(until(lambda: len(self.metrics()) >= done + 3), run.stderr)
+        os.kill(run.process.pid, signal.SIGTERM)
+        self.ends(run, 1)
+        self.matches("interrupted after step", run.stderr)
 
     # interrupts
 
@@ -165,9 +155,8 @@ class Faults(JobTest):
         run = self.endless(*layout(tp=2))
         os.kill(run.rank(1), signal.SIGSTOP)
         for _ in range(2):
-            os.kill(run.process.pid, signal.SIGINT)
-            time.sleep(0.3)
-        self.ends(run, 1)
+            self.assertTrue(send_signal(run.process.pid, signal.SIGINT))
+        self.ends(run, 1, killed=["1"])
 
     def test_one_rank_is_told_to_end(self):
         """SIGTERM to one rank alone: all end after the same step."""
@@ -180,7 +169,7 @@ class Faults(JobTest):
         run = self.endless(*layout(tp=2, dp=2))
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
-        self.assertTrue(until(lambda: run.processes() == [], 5))
+        self.assertTrue(until(lambda: run.processes() == []))
         self.assertEqual(self.files(), ["metrics"])
 
     def test_no_named_file_while_running(self):
@@ -202,12 +191,12 @@ class Faults(JobTest):
     def test_metrics_cannot_be_opened(self):
         for chain in ({}, {"tp": 2}):
             run = self.start("run", "job.ini", "--metrics", "no/such/folder", *layout(**chain))
-            self.ends(run, 1, seconds=20, expected=[])
+            self.ends(run, 1, expected=[])
             self.assertIn("cannot write metrics to no/such/folder: No such file or directory", run.stderr)
 
     def test_metrics_on_a_full_disk(self):
         run = self.start("run", "job.ini", "--metrics", "/dev/full", *layout(tp=2))
-        self.ends(run, 1, seconds=20, expected=[])
+        self.ends(run, 1, expected=[])
         self.assertEqual(run.stderr.count("cannot write metrics to /dev/full: No space left on device"), 1)
         self.assertIn("metrics in /dev/full are not complete", run.stderr)
         self.matches(r"^training loss .* \(step 3\)$", run.stdout)  # the run went on
@@ -215,7 +204,7 @@ class Faults(JobTest):
     def test_results_on_a_full_disk(self):
         with open("/dev/full", "w", encoding="ascii") as full:
             run = self.start("run", "job.ini", stdout=full)
-            self.ends(run, 1, seconds=20, expected=[])
+            self.ends(run, 1, expected=[])
         self.assertIn("cannot write results to standard output: No space left on device", run.stderr)
 
     def test_corpus_removed(self):
@@ -241,7 +230,7 @@ class Faults(JobTest):
         os.mkdir(self.path("text/a.txt"))
         for arguments in ([], layout(tp=2)):
             run = self.start("run", "job.ini", *arguments, *settings(data={"path": "text/a*"}))
-            self.ends(run, 2, seconds=20, expected=["text/b.txt"])
+            self.ends(run, 2, expected=["text/b.txt"])
             self.matches(r"^--set: \[data\] path: ", run.stderr)
 
     # memory
@@ -251,7 +240,7 @@ class Faults(JobTest):
             for chain in ({}, {"tp": 2}):
                 with self.subTest(command=command, chain=chain):
                     run = self.start(command, "job.ini", *layout(**chain), *settings(device={"memory": "1M"}))
-                    self.ends(run, 2, seconds=20, expected=[])
+                    self.ends(run, 2, expected=[])
                     self.assertEqual(run.stdout, "")
                     self.matches(r"^--set: \[device\] memory: rank 0 needs \d+\.\d MiB \(params \d+\.\d, "
                                  r"gradients \d+\.\d, optimizer \d+\.\d, activations \d+\.\d, buffers \d+\.\d\), "
@@ -269,20 +258,20 @@ class Faults(JobTest):
 
     def test_by_hand(self):
         for run in self.by_hand():
-            self.assertEqual(run.wait(60), 0, run.stderr)
+            self.assertEqual(run.wait(), 0, run.stderr)
 
     def test_different_manifests(self):
         for key in ({"optimizer": {"lr": "0.5"}}, {"gpt": {"layers": 3}}, {"job": {"seed": 8}}):
             runs = self.by_hand(((), settings(**key)))
             for run in runs:
-                self.ends(run, 1, seconds=20, expected=[])
+                self.ends(run, 1, expected=[])
             self.matches("rank (0|1) has another manifest than rank (1|0)", "".join(run.stderr for run in runs))
 
     def test_different_plugin_versions(self):
         runs = self.by_hand(chain=settings(strategies={"chain": "odd"}),
                             env=({"TENON_PLUGIN_PATH": ODD_1}, {"TENON_PLUGIN_PATH": ODD_2}))
         for run in runs:
-            self.ends(run, 1, seconds=20, expected=[])
+            self.ends(run, 1, expected=[])
         self.matches(r"rank \d runs other plugins \(.*odd [12]\.0\.0.*\) than rank \d \(.*odd [12]\.0\.0.*\)",
                      "".join(r.stderr for r in runs))
 
@@ -290,12 +279,12 @@ class Faults(JobTest):
         run = self.start("run", "job.ini", *layout(tp=2), *settings(comm={"timeout": "1s"}),
                          env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                               "MASTER_PORT": str(free_port())})
-        self.ends(run, 1, seconds=10, expected=[])
+        self.ends(run, 1, expected=[])
         self.matches("not all of the 2 ranks have joined .*; missing: rank 1|missing: 1", run.stderr)
 
     def test_one_killed_by_hand(self):
         runs = self.by_hand((["--steps", "1000000"], ["--steps", "1000000"]))
-        self.assertTrue(until(lambda: "step 1/" in runs[0].stderr, 60), runs[0].stderr)
+        self.assertTrue(until(lambda: "step 1/" in runs[0].stderr), runs[0].stderr)
         runs[1].process.kill()
         self.ends(runs[0], 1, expected=[])
         self.matches(r"cannot finish: rank 1 ", runs[0].stderr)
@@ -320,23 +309,23 @@ class Faults(JobTest):
                              ({"TENON_LOG": "loud"}, 'TENON_LOG is "loud"; use debug, info, warn or error')):
             with self.subTest(env):
                 run = self.start("run", "job.ini", *layout(tp=2), env=env)
-                self.ends(run, 2, seconds=20, expected=[])
+                self.ends(run, 2, expected=[])
                 self.assertIn(message, run.stderr)
                 self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
         for env in ({"MASTER_PORT": "http"}, {"MASTER_ADDR": "a b"}):
             run = self.start("bench", "comm", env=dict(place, **env))
-            self.ends(run, 2, seconds=20, expected=[])
+            self.ends(run, 2, expected=[])
             self.assertIn('%s is "%s"; use ' % (*env.items(),)[0], run.stderr)
 
     def test_ranks_of_the_launcher(self):
         """-n may say what the launcher says, and nothing else."""
         run = self.start("run", "job.ini", "-n", "3", *layout(tp=2), env={"RANK": "0", "WORLD_SIZE": "2"})
-        self.ends(run, 2, seconds=20, expected=[])
+        self.ends(run, 2, expected=[])
         self.assertEqual(run.stderr, "tenon: -n 3: the launcher started 2 ranks; leave -n out\n")
 
     def test_address_is_missing(self):
         run = self.start("run", "job.ini", *layout(tp=2), env={"RANK": "0", "WORLD_SIZE": "2"})
-        self.ends(run, 2, seconds=20, expected=[])
+        self.ends(run, 2, expected=[])
         self.assertIn("MASTER_ADDR is not set; set it to the host of rank 0", run.stderr)
 
     def test_port_is_taken(self):
@@ -344,15 +333,15 @@ class Faults(JobTest):
             other.bind(("127.0.0.1", 0))
             other.listen()
             runs = self.by_hand((settings(comm={"timeout": "3s"}),) * 2, port=other.getsockname()[1])
-            self.ends(runs[0], 1, seconds=20, expected=[])
+            self.ends(runs[0], 1, expected=[])
             self.assertIn("MASTER_PORT a free port there", runs[0].stderr)
-            self.ends(runs[1], 1, seconds=20, expected=[])
+            self.ends(runs[1], 1, expected=[])
 
     # more ranks than cores
 
     def test_eight_ranks(self):
         self.run_tenon("run", "job.ini", "--metrics", "one")
-        self.run_tenon("run", "job.ini", "--metrics", "eight", *layout(tp=2, dp=4), seconds=120)
+        self.run_tenon("run", "job.ini", "--metrics", "eight", *layout(tp=2, dp=4))
         for one, eight in zip(self.metrics("one"), self.metrics("eight")):
             self.assertTrue(math.isclose(one["loss"], eight["loss"], rel_tol=2e-5), (one, eight))
         run = self.endless(*layout(tp=2, dp=4), steps=2)
@@ -368,7 +357,7 @@ class Faults(JobTest):
             with self.subTest(sizes):
                 run = self.start("run", "job.ini", "--steps", "200", "--metrics", "metrics", *overflow,
                                  *layout(**sizes))
-                self.ends(run, 1, seconds=40)
+                self.ends(run, 1)
                 lines = self.metrics()
                 self.assertEqual([line["skipped"] for line in lines[-5:]], [0, 1, 2, 3, 4])
                 self.matches(r"4 steps in a row had a gradient that is not finite; lower \[optimizer\] lr, or raise "

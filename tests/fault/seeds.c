@@ -41,7 +41,7 @@ static tn_status one_call(struct rank *r, int call, float *x, float *all, int *i
     else
         status = r->t->broadcast(r->world, x, x, COUNT, TN_F32, call % r->n, NULL, &q);
     if (status == TN_OK)
-        status = r->t->wait(q, SECONDS(kind == HANG ? 0.4 : 20));
+        status = r->t->wait(q, SECONDS(kind == HANG ? 0.4 : 60));
     for (int i = 0; i < COUNT && status == TN_OK; i++) {
         float mine = (float)(call + i % 5);
         if (call % 3 == 0)
@@ -59,6 +59,7 @@ static void run(struct rank *r)
     float *x = malloc(COUNT * sizeof *x), *all = malloc((size_t)(COUNT * r->n) * sizeof *all);
     int is_right = 1;
     tn_status status = TN_OK;
+    meet(r); /* all have made their groups */
     for (int call = 0; call < CALLS && status == TN_OK; call++)
         status = one_call(r, call, x, all, &is_right);
     if (status != TN_OK) {
@@ -77,7 +78,7 @@ int main(int argc, char **argv)
     if (argc < 5)
         return 2;
     int64_t first = atoll(argv[1]), count = atoll(argv[2]);
-    struct world w = { .limit_s = 30, .expect_killed = ANY_RANK };
+    struct world w = { .limit_s = 200, .expect_killed = ANY_RANK };
     const struct tn_plugin *fault = plainhost_load(argv[3], TN_PLUGIN_COLLECTIVE);
     const struct tn_plugin *backend = plainhost_load(argv[4], TN_PLUGIN_COLLECTIVE);
     w.plugin = fault;

@@ -5,13 +5,12 @@ end with the reason.
 usage: surroundings.py TENON DENY_LIBRARY BACKENDS [unittest options]; BACKENDS: "shm,ucx", those that were built"""
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
-from tenon_job import JobTest, layout, settings  # noqa: E402
+from tenon_job import JobTest, free_port, layout, settings  # noqa: E402
 
 TENON, DENY, BACKENDS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2]), sys.argv[3].split(",")
 del sys.argv[1:4]
@@ -54,13 +53,11 @@ class Surroundings(JobTest):
                 self.assertEqual(usual, self.losses(*where, *settings(comm={"backend": backend}), env={"LD_PRELOAD": DENY}))
 
     def test_wrong_token(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        port = str(free_port())
         runs = [self.start("run", "job.ini", *layout(tp=2), *settings(comm={"timeout": "5s"}),
                            env={"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
                                 "TENON_TOKEN": "secret%d" % rank}) for rank in range(2)]
-        self.assertEqual([run.wait(30) for run in runs], [1, 1])
+        self.assertEqual([run.wait() for run in runs], [1, 1])
         self.matches(r"refuses rank 1: it does not accept the token; TENON_TOKEN must be the same on all ranks of a job",
                      runs[1].stderr)
         self.matches(r"not all of the 2 ranks have joined .*missing: 1", runs[0].stderr)

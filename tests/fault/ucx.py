@@ -38,14 +38,15 @@ class Ucx(JobTest):
     def endless(self, *arguments, **options):
         run = self.start("run", "job.ini", "--steps", "1000000", "--metrics", "metrics",
                          *settings(comm={"backend": "ucx"}), *arguments, **options)
-        self.assertTrue(until(lambda: len(self.metrics()) >= 3 or run.process.poll() is not None, 60))
+        self.assertTrue(until(lambda: len(self.metrics()) >= 3 or run.process.poll() is not None))
         self.assertIsNone(run.process.poll(), run.stderr)
         return run
 
-    def ends(self, run, seconds):
-        began = time.monotonic()
-        self.assertEqual(run.wait(seconds + 10), 1, run.stderr)
-        self.assertLess(time.monotonic() - began, seconds, run.stderr)
+    def ends(self, run, killed=()):
+        """Before anybody's time-out, all ranks by themselves but these."""
+        self.assertEqual(run.wait(), 1, run.stderr)
+        self.assertNotRegex(run.stderr, "within 60 s|after 60")
+        self.assertEqual(self.killed_at_last(run), list(killed))
         self.assertEqual(run.processes(), [])
         self.assertEqual(self.files(), ["metrics"])
         os.unlink(self.path("metrics"))
@@ -57,7 +58,7 @@ class Ucx(JobTest):
                 run = self.endless(*layout(**sizes), *settings(ucx=tuned))
                 pids = set(run.processes())
                 os.kill(run.rank(victim), signal.SIGKILL)
-                self.ends(run, 5)
+                self.ends(run)
                 death = r"rank %d was killed by signal 9 \(Killed\)" % victim
                 self.matches("^tenon: error: %s; ending the others$" % death, run.stderr)
                 self.matches("%s cannot finish: %s" % (WHAT, death), run.stderr)
@@ -65,14 +66,14 @@ class Ucx(JobTest):
                 self.assertEqual(belong_to(segments, pids), set())
                 # UCX takes the name away as soon as the file is open, in other processes of this machine, too.
                 self.assertTrue(until(lambda: not any(name.startswith("ucx") and name in files
-                                                      for name in os.listdir("/dev/shm")), 5), files)
+                                                      for name in os.listdir("/dev/shm"))), files)
 
     def test_all_killed_at_once(self):
         run = self.endless(*layout(tp=2, dp=2))
         pids = set(run.processes())
-        for rank in range(4):
-            os.kill(run.rank(rank), signal.SIGKILL)
-        self.ends(run, 5)
+        for pid in [run.rank(rank) for rank in range(4)]:
+            os.kill(pid, signal.SIGKILL)
+        self.ends(run)
         self.assertEqual(belong_to(shared_memory()[0], pids), set())
 
     def test_rank_stopped(self):
@@ -81,24 +82,26 @@ class Ucx(JobTest):
                 batch = settings(data={"batch": 24}) if sizes.get("dp") == 3 else []
                 run = self.endless(*layout(**sizes), *batch, *settings(comm={"backend": "ucx", "timeout": "3s"}))
                 os.kill(run.rank(victim), signal.SIGSTOP)
-                self.ends(run, 3 + 5)
+                self.ends(run, killed=[str(victim)])
                 self.matches("%s: rank %d did not arrive within 3 s" % (WHAT, victim), run.stderr)
 
     def test_waiting_costs_little(self):
         """While a rank is stopped, the others sleep."""
-        run = self.endless(*layout(tp=2, dp=2), *settings(comm={"backend": "ucx", "timeout": "20s"}))
+        run = self.endless(*layout(tp=2, dp=2))
         os.kill(run.rank(3), signal.SIGSTOP)
-        time.sleep(0.5)
         waiting = [run.rank(rank) for rank in range(3)]
 
         def spent(pid):
             words = read("/proc/%d/stat" % pid).decode().rpartition(")")[2].split()
             return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
-        before = [spent(pid) for pid in waiting]
-        time.sleep(2)
-        used = [(spent(pid) - was) / 2 for pid, was in zip(waiting, before)]
-        self.assertLess(max(used), 0.05, used)
+        def share(seconds):
+            before, began = [spent(pid) for pid in waiting], time.monotonic()
+            time.sleep(seconds)
+            return max(spent(pid) - was for pid, was in zip(waiting, before)) / (time.monotonic() - began)
+
+        # Where the machine is busy it takes them a while to come to where they wait.
+        self.assertTrue(until(lambda: share(2) < 0.05, 30), run.stderr)
 
     @unittest.skipIf(os.environ.get("SANITIZE", "none") != "none", "a sanitizer must be loaded before all others")
     @unittest.skipIf(os.geteuid() != 0, "root can become a user who may not trace others")

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -56,14 +57,41 @@ def read(path):
         return b""
 
 
-def until(condition, seconds=20.0):
-    """Whether the condition came true in time."""
+def until(condition, seconds=100.0):
+    """Whether the condition came true in time. (What is waited for comes at once, but on a busy machine.)"""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
             return True
         time.sleep(0.005)
     return bool(condition())
+
+
+ports = []  # abstract names, which hold for as long as this process runs
+
+
+def free_port():
+    """Below the ports that the system gives to connections, so that none takes it before the rank that listens; and no
+    other test that runs now gets the same."""
+    while True:
+        port = random.randrange(20000, 32000)
+        name, probe = socket.socket(socket.AF_UNIX), socket.socket()
+        try:
+            name.bind("\0tenon-test-port-%d" % port)
+            probe.bind(("127.0.0.1", port))
+            ports.append(name)
+            return port
+        except OSError:
+            name.close()
+        finally:
+            probe.close()
+
+
+def send_signal(pid, number):
+    """Sends it, and waits until it was taken: one of the same number that comes before is lost."""
+    os.kill(pid, number)
+    return until(lambda: not any(int(word, 16) >> number - 1 & 1 for word in
+                                 re.findall(rb"^S\w+Pnd:\t(\w+)", read("/proc/%d/status" % pid), re.M)))
 
 
 def settings(**sections):
@@ -125,13 +153,16 @@ class Run:
         except subprocess.TimeoutExpired:
             return "still running after %.0f s" % seconds
 
-    def close(self):
+    def kill(self):
         for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
         self.process.wait()
+
+    def close(self):
+        self.kill()
         self.out.close()
         self.err.close()
 
@@ -177,6 +208,10 @@ class JobTest(unittest.TestCase):
         found = [os.path.relpath(os.path.join(folder, name), self.folder)
                  for folder, _, names in os.walk(self.folder) for name in names]
         return sorted(set(found) - {"job.ini", "text/a.txt"})
+
+    def killed_at_last(self, run):
+        """The ranks that the launcher had to kill, three seconds after a death, as they did not end by themselves."""
+        return re.findall(r"killing what does not end by itself: rank (.*)", run.stderr)
 
     def matches(self, pattern, text):
         self.assertTrue(re.search(pattern, text, re.M), "no %r in:\n%s" % (pattern, text))

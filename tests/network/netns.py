@@ -112,7 +112,7 @@ class NetworkTest(JobTest):
         return [self.start_rank("a" if rank < (world + 1) // 2 else "b", rank, world, "run", "job.ini", *arguments,
                                 env=env) for rank in range(world)]
 
-    def run_job(self, world, *arguments, code=0, seconds=60.0):
+    def run_job(self, world, *arguments, code=0, seconds=200.0):
         """To the end; the exit code of each rank is looked at."""
         runs = self.start_job(world, *arguments)
         for run in runs:

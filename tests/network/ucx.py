@@ -4,7 +4,6 @@
 usage: ucx.py TENON [unittest options]; skipped where there can be no network namespaces"""
 import os
 import sys
-import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -13,6 +12,9 @@ from tenon_job import layout, settings, until  # noqa: E402
 
 TENON = os.path.abspath(sys.argv[1])
 del sys.argv[1]
+
+
+NAMED = "rank %s (did not arrive|is gone|has)"
 
 
 def ucx(**keys):
@@ -41,24 +43,25 @@ class Ucx(NetworkTest):
                 self.assertEqual(len(one), 3)
                 self.assertEqual(one, self.losses("two"))
 
-    def cut_in_mid_step(self, world, where, names):
-        runs = self.start_job(world, "--steps", "1000000", *where, *ucx(), "--set", "comm.timeout=2s", "--metrics", "m")
-        self.assertTrue(until(lambda: len(self.metrics("m")) >= 3 or runs[0].process.poll() is not None, 60))
+    def cut_in_mid_step(self, world, where):
+        """Each rank names one that it waits for, and on each side one of them is on the other side."""
+        runs = self.start_job(world, "--steps", "1000000", *where, *ucx(), "--set", "comm.timeout=5s", "--metrics", "m")
+        self.assertTrue(until(lambda: len(self.metrics("m")) >= 3 or runs[0].process.poll() is not None))
         self.assertIsNone(runs[0].process.poll(), runs[0].stderr)
         self.hosts.cut()
-        began = time.monotonic()
-        for rank, run in enumerate(runs):
-            self.assertEqual(run.wait(20), 1, run.stderr)
-            self.assertLess(time.monotonic() - began, 2 + 5, run.stderr)
-            self.matches(names[rank], run.stderr)
+        for run in runs:
+            self.assertEqual(run.wait(), 1, run.stderr)
+            self.matches(NAMED % r"\d", run.stderr)
+        here, there = ["".join(run.stderr for run in half) for half in (runs[:world // 2], runs[world // 2:])]
+        self.matches(NAMED % (r"[%s]" % "".join(map(str, range(world // 2, world)))), here)
+        self.matches(NAMED % (r"[%s]" % "".join(map(str, range(world // 2)))), there)
 
     def test_cable_cut(self):
-        """Each side names a rank of the other."""
-        self.cut_in_mid_step(2, layout(dp=2), [r"rank 1 (did not arrive|is gone|has)", r"rank 0 (did not arrive|is gone|has)"])
+        self.cut_in_mid_step(2, layout(dp=2))
 
     def test_cable_cut_four(self):
-        there, here = r"rank [23] (did not arrive|is gone|has)", r"rank [01] (did not arrive|is gone|has)"
-        self.cut_in_mid_step(4, layout(tp=2, dp=2), [there, there, here, here])
+        """Who waits for a neighbour that waits for the other side may say so first."""
+        self.cut_in_mid_step(4, layout(tp=2, dp=2))
 
 
 if __name__ == "__main__":
