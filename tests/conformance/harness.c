@@ -45,7 +45,7 @@ void check_that(struct rank *r, int ok, const char *file, int line, const char *
 
 void finish(struct rank *r, struct tn_request *q)
 {
-    CHECK_STATUS(r, r->t->wait(q, SECONDS(20)), TN_OK);
+    CHECK_STATUS(r, r->t->wait(q, SECONDS(60)), TN_OK);
 }
 
 void barrier(struct rank *r)
@@ -69,7 +69,7 @@ void meet(struct rank *r)
     _Atomic uint64_t *words = loopback_words(r->lb, &count);
     uint64_t goal = (atomic_fetch_add(&words[0], 1) / (uint64_t)r->n + 1) * (uint64_t)r->n;
     for (int i = 0; atomic_load(&words[0]) < goal; i++) {
-        CHECK(r, i < 200000);
+        CHECK(r, i < 600000);
         usleep(100);
     }
 }
@@ -105,13 +105,13 @@ static void start(struct rank *r)
     for (int32_t i = 0; i < r->n_with; i++)
         if (r->with_self[i]) {
             const struct tn_collective *table = r->with[i].plugin->table;
-            CHECK_STATUS(r, table->init(r->with_self[i], &r->bootstrap, SECONDS(20)), TN_OK);
+            CHECK_STATUS(r, table->init(r->with_self[i], &r->bootstrap, SECONDS(60)), TN_OK);
         }
-    CHECK_STATUS(r, r->t->init(r->self, &r->bootstrap, SECONDS(20)), TN_OK);
+    CHECK_STATUS(r, r->t->init(r->self, &r->bootstrap, SECONDS(60)), TN_OK);
     int32_t ranks[MAX_RANKS];
     for (int32_t i = 0; i < r->n; i++)
         ranks[i] = i;
-    CHECK_STATUS(r, r->t->comm_create(r->self, "world", ranks, r->n, SECONDS(20), &r->world), TN_OK);
+    CHECK_STATUS(r, r->t->comm_create(r->self, "world", ranks, r->n, SECONDS(60), &r->world), TN_OK);
 }
 
 static void *sit(void *arg)

@@ -113,7 +113,7 @@ static int usage(const char *name)
 
 int main(int argc, char **argv)
 {
-    struct world w = { .limit_s = 100, .groups = 1000 };
+    struct world w = { .limit_s = 250, .groups = 1000 };
     const char *only = NULL, *but = "", *path = NULL, *joined = NULL;
     int ranks = 0, failed = 0, ran = 0;
     for (int i = 1; i < argc; i++) {

@@ -61,21 +61,42 @@ static uint64_t out_count(const struct rank *r, const struct setting *s)
     return s->count * (s->op == ALL_GATHER || s->op == ALL_TO_ALL ? (uint64_t)r->n : 1);
 }
 
+/* Of `count` elements the first `drawn` stand there, which are all or a whole period: the rest. */
+static void repeat(char *at, uint32_t e, uint64_t drawn, uint64_t count)
+{
+    for (uint64_t done = drawn; done < count;) {
+        uint64_t more = done < count - done ? done : count - done;
+        memcpy(at + done * e, at, more * e);
+        done += more;
+    }
+}
+
+static void give(const struct rank *r, const struct setting *s, char *in)
+{
+    uint64_t count = in_count(r, s), drawn = value_drawn(s->dtype, s->fill, count);
+    uint32_t e = dtype_bytes(s->dtype);
+    for (uint64_t i = 0; i < drawn; i++)
+        value_store(in + i * e, s->dtype, s->fill, r->rank, i, s->salt);
+    repeat(in, e, drawn, count);
+}
+
 static void expect(const struct rank *r, const struct setting *s, char *to)
 {
     uint32_t e = dtype_bytes(s->dtype);
-    uint64_t me = (uint64_t)r->rank;
-    for (uint64_t i = 0; i < out_count(r, s); i++) {
-        uint64_t piece = s->count ? i / s->count : 0, k = s->count ? i % s->count : 0;
-        switch (s->op) {
-        case ALL_REDUCE: value_reduce(to + i * e, s->dtype, s->red, s->fill, NULL, r->n, i, s->salt); break;
-        case REDUCE_SCATTER:
-            value_reduce(to + i * e, s->dtype, s->red, s->fill, NULL, r->n, me * s->count + i, s->salt);
-            break;
-        case ALL_GATHER: value_store(to + i * e, s->dtype, s->fill, (int32_t)piece, k, s->salt); break;
-        case ALL_TO_ALL: value_store(to + i * e, s->dtype, s->fill, (int32_t)piece, me * s->count + k, s->salt); break;
-        default: value_store(to + i * e, s->dtype, s->fill, s->root, i, s->salt); break;
-        }
+    uint64_t mine = (uint64_t)r->rank * s->count, drawn = value_drawn(s->dtype, s->fill, s->count);
+    for (int32_t piece = 0; s->count && piece < (int32_t)(out_count(r, s) / s->count); piece++) {
+        char *at = to + (uint64_t)piece * s->count * e;
+        for (uint64_t i = 0; i < drawn; i++)
+            switch (s->op) {
+            case ALL_REDUCE: value_reduce(at + i * e, s->dtype, s->red, s->fill, NULL, r->n, i, s->salt); break;
+            case REDUCE_SCATTER:
+                value_reduce(at + i * e, s->dtype, s->red, s->fill, NULL, r->n, mine + i, s->salt);
+                break;
+            case ALL_GATHER: value_store(at + i * e, s->dtype, s->fill, piece, i, s->salt); break;
+            case ALL_TO_ALL: value_store(at + i * e, s->dtype, s->fill, piece, mine + i, s->salt); break;
+            default: value_store(at + i * e, s->dtype, s->fill, s->root, i, s->salt); break;
+            }
+        repeat(at, e, drawn, s->count);
     }
 }
 
@@ -125,8 +146,7 @@ static void run_setting(struct rank *r, const struct setting *s, struct buffers 
     memset(low - GUARD, GUARD_BYTE, used);
     if (!s->in_place)
         memset(out - GUARD, GUARD_BYTE, used);
-    for (uint64_t i = 0; i < in_count(r, s); i++)
-        value_store(in + i * e, s->dtype, s->fill, r->rank, i, s->salt);
+    give(r, s, in);
     uint64_t before = hash_bytes(in, in_bytes);
     struct tn_request *q = NULL;
     CHECK_STATUS(r, call(r, s, in, out, &q), TN_OK);
@@ -156,8 +176,7 @@ static void run_unknown(struct rank *r, const struct setting *s, struct buffers 
     char *in, *out;
     struct tn_request *q = NULL;
     place_buffers(r, s, b, &in, &out);
-    for (uint64_t i = 0; i < in_count(r, s); i++)
-        value_store(in + i * dtype_bytes(s->dtype), s->dtype, s->fill, r->rank, i, s->salt);
+    give(r, s, in);
     CHECK_STATUS(r, call(r, s, in, out, &q), TN_OK);
     finish(r, q);
 }

@@ -4,6 +4,8 @@
 
 #include "values.h"
 
+enum { PERIOD = 13 }; /* of FILL_INTEGERS */
+
 uint32_t dtype_bytes(uint32_t dtype)
 {
     switch (dtype) {
@@ -38,7 +40,7 @@ static uint64_t mix(uint64_t x)
 static float number(int fill, int32_t rank, uint64_t index, uint64_t salt)
 {
     if (fill == FILL_INTEGERS)
-        return (float)((int64_t)((index * 7 + (uint64_t)rank * 31 + salt) % 13) - 6);
+        return (float)((int64_t)((index * 7 + (uint64_t)rank * 31 + salt) % PERIOD) - 6);
     uint64_t bits = mix(index + ((uint64_t)rank << 40) + (salt << 48));
     float fraction = (float)(bits >> 40) / 8388608.0f - 1;
     return ldexpf(fraction, (int)(bits % 13) - 6);
@@ -75,6 +77,11 @@ static void store(void *to, uint32_t dtype, float f, double d, int64_t i)
 static int64_t integer(float f)
 {
     return (int64_t)(f * 1000);
+}
+
+uint64_t value_drawn(uint32_t dtype, int fill, uint64_t count)
+{
+    return fill == FILL_INTEGERS && value_is_reduced(dtype) && count > PERIOD ? PERIOD : count;
 }
 
 int value_is_reduced(uint32_t dtype)
@@ -140,8 +147,12 @@ int value_is_near(const void *result, uint32_t dtype, int fill, const int32_t *r
 uint64_t hash_bytes(const void *data, size_t bytes)
 {
     uint64_t h = UINT64_C(0xcbf29ce484222325);
-    const unsigned char *p = data;
-    for (size_t i = 0; i < bytes; i++)
-        h = (h ^ p[i]) * UINT64_C(0x100000001b3);
+    const char *p = data;
+    for (size_t i = 0; i < bytes; i += sizeof h) {
+        uint64_t word = 0;
+        memcpy(&word, p + i, bytes - i < sizeof word ? bytes - i : sizeof word);
+        h = (h ^ word) * UINT64_C(0x100000001b3);
+        h ^= h >> 32;
+    }
     return h;
 }

@@ -13,6 +13,8 @@ uint32_t dtype_bytes(uint32_t dtype);
 const char *dtype_name(uint32_t dtype);
 /* Whether the suite knows the dtype's sums; 0: it is only copied. */
 int value_is_reduced(uint32_t dtype);
+/* How many of `count` elements behind each other, given or reduced, have to be drawn: from there on they repeat. */
+uint64_t value_drawn(uint32_t dtype, int fill, uint64_t count);
 /* Element `index` of what `rank` gives. */
 void value_store(void *to, uint32_t dtype, int fill, int32_t rank, uint64_t index, uint64_t salt);
 /* The reduction of element `index` over ranks 0 to n-1 (`ranks` maps them; NULL: themselves). */
