@@ -75,6 +75,11 @@ void *tn_arena_grow(struct tn_arena *arena, const void *array, size_t item_bytes
     return copy;
 }
 
+void *tn_arena_copy(struct tn_arena *arena, const void *array, size_t bytes)
+{
+    return bytes ? memcpy(tn_arena_alloc(arena, bytes), array, bytes) : NULL;
+}
+
 char *tn_arena_strdup(struct tn_arena *arena, const char *text)
 {
     size_t bytes = strlen(text) + 1;

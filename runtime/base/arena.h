@@ -18,6 +18,8 @@ void tn_arena_finish(struct tn_arena *arena);
 void *tn_arena_alloc(struct tn_arena *arena, size_t bytes);
 /* A copy of the array that is at least `want` long; *cap grows by doubling. */
 void *tn_arena_grow(struct tn_arena *arena, const void *array, size_t item_bytes, size_t *cap, size_t want);
+/* NULL for no bytes. */
+void *tn_arena_copy(struct tn_arena *arena, const void *array, size_t bytes);
 char *tn_arena_strdup(struct tn_arena *arena, const char *text);
 char *tn_arena_printf(struct tn_arena *arena, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -44,6 +44,7 @@ static void absorb(struct fuser *f, tn_op op, tn_op inner, uint32_t at, tn_value
     o->n_in = at + 1;
     o->n_attrs = i->n_attrs;
     memcpy(o->attrs, i->attrs, sizeof o->attrs);
+    tn_note_inputs(p, op);
     tn_op_unlink(p, inner);
 }
 
@@ -105,6 +106,7 @@ static void fuse_norm(struct fuser *f, tn_op norm, uint32_t fused)
         p->values[out[i]].def = add;
         p->values[out[i]].def_index = i;
     }
+    tn_note_inputs(p, add);
     tn_op_unlink(p, norm);
 }
 

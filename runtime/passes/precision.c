@@ -33,10 +33,8 @@ void tn_precision(struct tn_program *p, uint32_t dtype)
             const struct tn_attr to = TN_ATTR_I("dtype", dtype);
             tn_attr_set(p, op, &to);
         }
-        if (p->ops[op].opcode == TN_OP_LINEAR && p->values[p->ops[op].in[1]].dtype == TN_F32) {
-            tn_value cast = cast_once(p, p->ops[op].in[1], dtype, first);
-            p->ops[op].in[1] = cast;
-        }
+        if (p->ops[op].opcode == TN_OP_LINEAR && p->values[p->ops[op].in[1]].dtype == TN_F32)
+            tn_set_input(p, op, 1, cast_once(p, p->ops[op].in[1], dtype, first));
         if (tn_op_kind(p->ops[op].opcode)->shape)
             tn_op_kind(p->ops[op].opcode)->shape(p, op);
     }

@@ -197,7 +197,7 @@ static tn_value convert(struct resolver *r, tn_value v, tn_placement to, tn_op o
     tn_value result = convert_ops(r, term, to);
     p->insert_before = 0;
     if (sum) {
-        p->ops[sum].in[0] = result;
+        tn_set_input(p, sum, 0, result);
         for (tn_value part = v; part != result; part = p->ops[p->values[part].def].in[0])
             p->values[part].place[r->axis] = to;
         return v;
@@ -335,7 +335,8 @@ static void take(struct resolver *r, tn_op op, const struct tn_row *row)
         if (p->values[v].place[r->axis] == TN_PLACE_UNSET)
             p->values[v].place[r->axis] = to; /* an accumulator still empty takes what comes */
         tn_value as = convert(r, v, to, op);
-        p->ops[op].in[i] = as;
+        if (as != v)
+            tn_set_input(p, op, i, as);
     }
     for (uint32_t i = 0; i < p->ops[op].n_out; i++)
         p->values[p->ops[op].out[i]].place[r->axis] = row->out[i];
@@ -347,10 +348,8 @@ static void resolve_sumsq(struct resolver *r, tn_op op)
     struct tn_program *p = r->p;
     for (uint32_t i = 0; i < p->ops[op].n_in; i++) {
         tn_value v = p->ops[op].in[i];
-        if (TN_PLACE_KIND(p->values[v].place[r->axis]) == TN_PLACE_PARTIAL) {
-            tn_value as = convert(r, v, TN_REPLICATE, op);
-            p->ops[op].in[i] = as;
-        }
+        if (TN_PLACE_KIND(p->values[v].place[r->axis]) == TN_PLACE_PARTIAL)
+            tn_set_input(p, op, i, convert(r, v, TN_REPLICATE, op));
     }
     p->values[p->ops[op].out[0]].place[r->axis] = TN_REPLICATE;
 }

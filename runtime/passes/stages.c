@@ -29,7 +29,7 @@ static void take_side(struct tn_program *p, tn_op op, int32_t axis)
                          p->mesh->axis[axis].name);
         return;
     }
-    o->in[0] = o->in[mine];
+    tn_set_input(p, op, 0, o->in[mine]);
     o->n_in = 1;
 }
 

@@ -1,5 +1,5 @@
 /* Program: see program.h. Tables that grow in the program's arena, a doubly linked list of
- * ops, and a hash of value names. */
+ * ops, and a hash of value names. Who uses a value is in uses.c. */
 #include "program/program.h"
 
 #include <assert.h>
@@ -11,6 +11,11 @@
 
 #include "program/ops.h"
 
+/* From one op's order to the next one's at the end of the list; and at most from an op's to that of one put behind it,
+ * so that there is room for many that are put one after the other before a third. */
+#define ORDER_STEP ((int64_t)1 << 32)
+#define ORDER_SMALL_STEP ((int64_t)1 << 16)
+
 struct tn_names {
     tn_value *slot;
     size_t cap, used; /* cap is a power of two */
@@ -21,6 +26,7 @@ void tn_program_init(struct tn_program *p, const struct tn_mesh *mesh, const int
     *p = (struct tn_program){ .mesh = mesh, .coord = coord, .at_layer = -1, .n_parts = 1, .actor = "" };
     tn_arena_init(&p->arena);
     p->names = tn_arena_alloc(&p->arena, sizeof *p->names);
+    tn_uses_init(p);
     p->values = tn_arena_grow(&p->arena, NULL, sizeof *p->values, &p->cap_values, 64);
     p->ops = tn_arena_grow(&p->arena, NULL, sizeof *p->ops, &p->cap_ops, 64);
 }
@@ -34,7 +40,7 @@ void tn_program_finish(struct tn_program *p)
 /* copies */
 
 /* On axes of parts the coordinate with the largest of unequal shares; on an axis of stages this rank's. */
-static int32_t *busiest_coord(struct tn_program *p)
+static int32_t *busiest_coord(struct tn_program *p, const int32_t *own)
 {
     int32_t *coord = tn_arena_alloc(&p->arena, TN_MAX_AXES * sizeof *coord);
     for (int32_t axis = 0; axis < p->mesh->n_axes; axis++) {
@@ -42,7 +48,7 @@ static int32_t *busiest_coord(struct tn_program *p)
         for (tn_value v = 1; v <= p->n_values && !parts && !p->mesh->axis[axis].stages; v++)
             if (TN_PLACE_KIND(p->values[v].place[axis]) == TN_PLACE_SHARD && TN_PLACE_PARTS(p->values[v].place[axis]))
                 parts = &p->parts[TN_PLACE_PARTS(p->values[v].place[axis])];
-        coord[axis] = p->mesh->axis[axis].stages ? p->coord[axis] : 0;
+        coord[axis] = p->mesh->axis[axis].stages ? own[axis] : 0;
         for (int32_t i = 1; parts && i < parts->n; i++)
             if (parts->weights[i] > parts->weights[coord[axis]])
                 coord[axis] = i;
@@ -50,31 +56,36 @@ static int32_t *busiest_coord(struct tn_program *p)
     return coord;
 }
 
-static void *copy_array(struct tn_arena *arena, const void *array, size_t bytes)
+/* Strings stay the original's. */
+void tn_program_copy_as(struct tn_program *copy, const struct tn_program *p, const int32_t *coord)
 {
-    return bytes ? memcpy(tn_arena_alloc(arena, bytes), array, bytes) : NULL;
+    *copy = *p;
+    tn_arena_init(&copy->arena);
+    copy->coord = coord;
+    copy->values = tn_arena_copy(&copy->arena, p->values, p->cap_values * sizeof *p->values);
+    copy->ops = tn_arena_copy(&copy->arena, p->ops, p->cap_ops * sizeof *p->ops);
+    copy->claims = tn_arena_copy(&copy->arena, p->claims, p->cap_claims * sizeof *p->claims);
+    copy->errors = NULL;
+    copy->n_errors = copy->cap_errors = 0;
+    copy->names = tn_arena_copy(&copy->arena, p->names, sizeof *p->names);
+    copy->names->slot = tn_arena_copy(&copy->arena, p->names->slot, p->names->cap * sizeof *p->names->slot);
+    tn_uses_copy(copy, p);
+    for (tn_op op = 1; op <= p->n_ops; op++) {
+        copy->ops[op].in = tn_arena_copy(&copy->arena, p->ops[op].in, p->ops[op].n_in * sizeof *p->ops[op].in);
+        copy->ops[op].out = tn_arena_copy(&copy->arena, p->ops[op].out, p->ops[op].n_out * sizeof *p->ops[op].out);
+    }
 }
 
-/* Strings stay the original's. */
 struct tn_program *tn_program_copy(const struct tn_program *p)
 {
     struct tn_program *copy = malloc(sizeof *copy);
     if (!copy)
         return NULL;
-    *copy = *p;
-    tn_arena_init(&copy->arena);
-    copy->values = copy_array(&copy->arena, p->values, p->cap_values * sizeof *p->values);
-    copy->ops = copy_array(&copy->arena, p->ops, p->cap_ops * sizeof *p->ops);
-    copy->claims = copy_array(&copy->arena, p->claims, p->cap_claims * sizeof *p->claims);
-    copy->errors = NULL;
-    copy->n_errors = copy->cap_errors = 0;
-    copy->names = copy_array(&copy->arena, p->names, sizeof *p->names);
-    copy->names->slot = copy_array(&copy->arena, p->names->slot, p->names->cap * sizeof *p->names->slot);
-    for (tn_op op = 1; op <= p->n_ops; op++) {
-        copy->ops[op].in = copy_array(&copy->arena, p->ops[op].in, p->ops[op].n_in * sizeof *p->ops[op].in);
-        copy->ops[op].out = copy_array(&copy->arena, p->ops[op].out, p->ops[op].n_out * sizeof *p->ops[op].out);
-    }
-    copy->coord = busiest_coord(copy);
+    tn_program_copy_as(copy, p, NULL);
+    copy->coord = busiest_coord(copy, p->coord);
+    for (int32_t axis = 0; axis < p->mesh->n_axes; axis++)
+        if (p->mesh->axis[axis].stages)
+            tn_program_note_coord(p, axis);
     return copy;
 }
 
@@ -251,6 +262,23 @@ int64_t tn_local_elements(const struct tn_program *p, tn_value v)
 
 /* ops */
 
+/* Between those of its neighbours, which leave room for it, or all get new ones. */
+static void set_order(struct tn_program *p, tn_op op)
+{
+    struct tn_op_data *o = &p->ops[op];
+    if (!o->prev && !o->next)
+        o->order = 0;
+    else if (!o->prev || !o->next)
+        o->order = o->prev ? p->ops[o->prev].order + ORDER_STEP : p->ops[o->next].order - ORDER_STEP;
+    else {
+        int64_t from = p->ops[o->prev].order, room = p->ops[o->next].order - from;
+        if (room > 1)
+            o->order = from + (room / 2 < ORDER_SMALL_STEP ? room / 2 : ORDER_SMALL_STEP);
+        else
+            tn_program_renumber(p);
+    }
+}
+
 static void link_before(struct tn_program *p, tn_op op, tn_op before)
 {
     struct tn_op_data *o = &p->ops[op];
@@ -259,6 +287,7 @@ static void link_before(struct tn_program *p, tn_op op, tn_op before)
     *(o->prev ? &p->ops[o->prev].next : &p->first) = op;
     *(before ? &p->ops[before].prev : &p->last) = op;
     o->linked = 1;
+    set_order(p, op);
 }
 
 void tn_op_unlink(struct tn_program *p, tn_op op)
@@ -307,6 +336,7 @@ static tn_op op_add(struct tn_program *p, uint32_t opcode, const char *name, con
         o->attrs[i].key = tn_arena_strdup(&p->arena, attrs[i].key);
     }
     link_before(p, op, p->insert_before);
+    tn_note_inputs(p, op);
     return op;
 }
 
@@ -367,43 +397,16 @@ tn_op tn_last_op(const struct tn_program *p)
     return p->n_ops;
 }
 
-tn_op tn_first_user(const struct tn_program *p, tn_value v)
-{
-    tn_op def = p->values[v].def;
-    return def && p->ops[def].linked ? p->ops[def].next : p->first;
-}
-
-tn_op tn_only_user(const struct tn_program *p, tn_value v)
-{
-    tn_op user = 0;
-    for (tn_op op = tn_first_user(p, v); op; op = p->ops[op].next)
-        for (uint32_t i = 0; i < p->ops[op].n_in; i++)
-            if (p->ops[op].in[i] == v) {
-                if (user)
-                    return 0;
-                user = op;
-            }
-    return user;
-}
-
 int tn_op_is_sum(const struct tn_program *p, tn_op op)
 {
     return p->ops[op].opcode == TN_OP_ALL_REDUCE && tn_attr_i(p, op, "red", TN_RED_SUM) == TN_RED_SUM;
-}
-
-void tn_replace_uses(struct tn_program *p, tn_value from, tn_value to, tn_op after)
-{
-    for (tn_op op = after ? p->ops[after].next : tn_first_user(p, from); op; op = p->ops[op].next)
-        for (uint32_t i = 0; i < p->ops[op].n_in; i++)
-            if (p->ops[op].in[i] == from)
-                p->ops[op].in[i] = to;
 }
 
 void tn_program_renumber(struct tn_program *p)
 {
     int64_t order = 0;
     TN_EACH_OP(p, op)
-        p->ops[op].order = order++;
+        p->ops[op].order = order += ORDER_STEP;
 }
 
 /* attributes */

@@ -57,7 +57,7 @@ struct tn_op_data {
     struct tn_attr attrs[TN_MAX_ATTRS];
     tn_op prev, next; /* program order; 0 at the ends */
     uint8_t linked;   /* 0 once removed */
-    int64_t order;    /* grows along the list; tn_program_renumber */
+    int64_t order;    /* grows along the list */
 };
 
 struct tn_parts {
@@ -77,6 +77,7 @@ struct tn_program {
     struct tn_arena arena;
     const struct tn_mesh *mesh;
     const int32_t *coord;         /* of the rank it is compiled for, by axis */
+    uint32_t coord_read;          /* mask of axes on which a plugin asked for it, or tried a copy for this rank */
     struct tn_value_data *values; /* [1 .. n_values] */
     struct tn_op_data *ops;       /* [1 .. n_ops], in order of making */
     uint32_t n_values, n_ops;
@@ -85,6 +86,7 @@ struct tn_program {
     struct tn_parts parts[256];
     uint32_t n_parts;
     struct tn_names *names; /* name -> value, for uniqueness and look-up */
+    struct tn_uses *uses;   /* value -> ops (uses.c) */
 
     /* where new ops go, and who is at work */
     uint32_t at_region;
@@ -106,6 +108,8 @@ void tn_program_finish(struct tn_program *p);
 /* A copy with the same ids, as of the busiest rank (plan.h of the ABI); the original outlives it. NULL: no memory. */
 struct tn_program *tn_program_copy(const struct tn_program *p);
 void tn_program_drop(struct tn_program *copy); /* accepts NULL */
+/* The same for the rank at `coord`, in the caller's memory; ended by tn_program_finish. */
+void tn_program_copy_as(struct tn_program *copy, const struct tn_program *p, const int32_t *coord);
 
 static inline struct tn_value_data *tn_val(const struct tn_program *p, tn_value v)
 {
@@ -114,6 +118,11 @@ static inline struct tn_value_data *tn_val(const struct tn_program *p, tn_value 
 static inline struct tn_op_data *tn_opd(const struct tn_program *p, tn_op op)
 {
     return &p->ops[op];
+}
+
+static inline void tn_program_note_coord(const struct tn_program *p, int32_t axis)
+{
+    ((struct tn_program *)p)->coord_read |= 1u << axis;
 }
 
 /* Regions that run once for each micro-batch. */
@@ -140,15 +149,21 @@ tn_op tn_op_raw(struct tn_program *p, uint32_t opcode, const char *name, const t
 tn_value tn_value_find(const struct tn_program *p, const char *name);
 void tn_op_unlink(struct tn_program *p, tn_op op);
 void tn_op_move(struct tn_program *p, tn_op op, tn_op before); /* before 0: to the end */
-tn_op tn_first_user(const struct tn_program *p, tn_value v); /* where a search for its users starts: after its maker */
-tn_op tn_only_user(const struct tn_program *p, tn_value v);  /* 0: nobody, or several inputs read it */
-int tn_op_is_sum(const struct tn_program *p, tn_op op);      /* an all_reduce that adds */
-void tn_replace_uses(struct tn_program *p, tn_value from, tn_value to, tn_op after);
-void tn_program_renumber(struct tn_program *p); /* sets order */
+int tn_op_is_sum(const struct tn_program *p, tn_op op);        /* an all_reduce that adds */
+void tn_program_renumber(struct tn_program *p);                /* sets order anew, with room between ops */
 int64_t tn_attr_i(const struct tn_program *p, tn_op op, const char *key, int64_t missing);
 double tn_attr_f(const struct tn_program *p, tn_op op, const char *key, double missing);
 void tn_attr_set(struct tn_program *p, tn_op op, const struct tn_attr *attr);
 void tn_program_error(struct tn_program *p, tn_op op, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* Uses (uses.c). An input that is set otherwise than by these is noted, with all of its op. */
+void tn_set_input(struct tn_program *p, tn_op op, uint32_t i, tn_value v);
+void tn_note_inputs(struct tn_program *p, tn_op op);
+tn_op tn_user_next(const struct tn_program *p, tn_value v, tn_op after); /* as user_next of the ABI's program.h */
+tn_op tn_only_user(const struct tn_program *p, tn_value v);              /* 0: nobody, or several inputs read it */
+void tn_replace_uses(struct tn_program *p, tn_value from, tn_value to, tn_op after);
+void tn_uses_init(struct tn_program *p);
+void tn_uses_copy(struct tn_program *copy, const struct tn_program *p);
 
 /* Shapes. */
 uint32_t tn_dtype_bytes(uint32_t dtype);

@@ -114,13 +114,7 @@ static void api_value_info(const struct tn_program *p, tn_value v, struct tn_val
 
 static tn_op api_user_next(const struct tn_program *p, tn_value v, tn_op after)
 {
-    if (!good_value(p, v))
-        return 0;
-    for (tn_op op = after ? api_op_next(p, after) : tn_first_user(p, v); op; op = p->ops[op].next)
-        for (uint32_t i = 0; i < p->ops[op].n_in; i++)
-            if (p->ops[op].in[i] == v)
-                return op;
-    return 0;
+    return good_value(p, v) && (after == 0 || good_op(p, after)) ? tn_user_next(p, v, after) : 0;
 }
 
 static tn_placement api_placement(const struct tn_program *p, tn_value v, int32_t axis)
@@ -157,7 +151,10 @@ static int32_t api_axis_size(const struct tn_program *p, int32_t axis)
 
 static int32_t api_axis_coord(const struct tn_program *p, int32_t axis)
 {
-    return good_axis(p, axis) ? p->coord[axis] : 0;
+    if (!good_axis(p, axis))
+        return 0;
+    tn_program_note_coord(p, axis);
+    return p->coord[axis];
 }
 
 static void api_op_cost(const struct tn_program *p, tn_op op, double *flops, double *bytes)
@@ -267,7 +264,7 @@ static void api_set_attr(struct tn_program *p, tn_op op, const struct tn_attr *a
 static void api_set_input(struct tn_program *p, tn_op op, uint32_t index, tn_value v)
 {
     if (good_op(p, op) && index < p->ops[op].n_in && (v == 0 || good_value(p, v)))
-        p->ops[op].in[index] = v;
+        tn_set_input(p, op, index, v);
 }
 
 static void api_set_stage(struct tn_program *p, tn_op op, int32_t stage)

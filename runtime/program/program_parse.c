@@ -654,7 +654,7 @@ static void resolve_late(struct parser *ps)
         if (!v)
             tn_lex_problem(ps->lex, "declare it, or make it by an op", "there is no value %.80s", late->name);
         else if (late->what == LATE_INPUT)
-            tn_opd(ps->p, late->of)->in[late->index] = v;
+            tn_set_input(ps->p, late->of, late->index, v);
         else if (late->what == LATE_LIKE)
             tn_val(ps->p, late->of)->like = v;
         else

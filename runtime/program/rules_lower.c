@@ -197,7 +197,7 @@ void lower_comm(struct tn_program *p, tn_op op)
     if (splits) {
         begin_at(p, op);
         tn_value in = blocks(p, op, "blocks", TN_OP_SPLIT_BLOCKS, x, x, split, parts, order_out);
-        p->ops[op].in[0] = in;
+        tn_set_input(p, op, 0, in);
     }
     if (merges) {
         begin_at(p, op);
@@ -205,7 +205,7 @@ void lower_comm(struct tn_program *p, tn_op op)
         tn_value out = blocks(p, op, "merged", TN_OP_MERGE_BLOCKS, y, y, merge, parts, order_in);
         tn_op made = p->values[out].def;
         take_over(p, y, out);
-        p->ops[made].in[0] = y; /* its own input stays */
+        tn_set_input(p, made, 0, y); /* its own input stays */
     }
     p->insert_before = 0;
 }
