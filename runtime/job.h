@@ -2,7 +2,7 @@
  *
  *     setup.c    manifest, settings, plugins, mesh, checks      (what `tenon check` needs)
  *     backends.c which collective backend serves which axis
- *     job.c      model -> ... -> bound program                  (one flat function)
+ *     job.c      model -> ... -> bound program                  (two flat functions)
  *     machine.c  memory, communicators, agreement of the ranks
  *     train.c    the step loop, validation, the closing sample
  */
@@ -90,7 +90,6 @@ struct tn_compiled {
     int32_t coord[TN_MAX_AXES];
     int32_t micro_batches;
     double flops; /* of one step on this rank */
-    int stopped;  /* the watcher asked to stop before the end */
 };
 
 /* Sees the program after each arrow ("model", "grad", "place:tp", "resolve", "lower:tp", "schedule", "bound"); says
@@ -105,6 +104,17 @@ struct tn_watch {
 tn_status tn_job_compile(struct tn_job *job, int mode, int32_t rank, int64_t batch, int64_t sequence,
                          const struct tn_plan *base, const struct tn_watch *watch, struct tn_compiled *out);
 void tn_compiled_finish(struct tn_compiled *compiled);
+/* A program as the last strategy's lowering left it: of all stages, which the ranks of a pipeline share. */
+struct tn_lowered {
+    struct tn_program program;
+    int32_t coord[TN_MAX_AXES]; /* of the rank that it was made for */
+    int is_done;
+};
+/* Compiles for one rank after another what tn_job_compile would, each lowered only if *lowered, all zero at first, is
+ * not the same for it. What was compiled before must be finished by then; *lowered, last of all. */
+tn_status tn_job_compile_next(struct tn_job *job, int mode, int32_t rank, struct tn_lowered *lowered,
+                              struct tn_compiled *out);
+void tn_lowered_finish(struct tn_lowered *lowered);
 /* The step of it that makes `flat` of p, by the schedule of the chain. */
 void tn_job_schedule(struct tn_job *job, const struct tn_program *p, struct tn_program *flat, int32_t micro_batches);
 

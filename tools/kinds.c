@@ -1,5 +1,5 @@
 /* Kinds: see kinds.h. Ranks that differ only on axes whose parts are equal run the same program, so one of each kind is
- * compiled, up to TOOL_MOST_KINDS. */
+ * compiled, up to TOOL_MOST_KINDS. What kinds have in common is lowered once. */
 #include "kinds.h"
 
 /* Axes on which ranks differ in more than their data: unequal parts, or stages. */
@@ -30,11 +30,12 @@ void tool_compile_kinds(struct tn_job *job, struct tn_origin *origin,
     uint32_t mask = 0;
     size_t before = job->diag.count;
     int kinds = 0;
+    struct tn_lowered lowered = { .is_done = 0 };
     for (int32_t rank = 0; rank < job->mesh.world && kinds < TOOL_MOST_KINDS && job->diag.count == before; rank++) {
         struct tn_compiled c;
         if (!tool_is_first(job, rank, mask))
             continue;
-        if (tn_job_compile(job, TN_PROGRAM_TRAIN, rank, 0, 0, NULL, NULL, &c) == TN_OK) {
+        if (tn_job_compile_next(job, TN_PROGRAM_TRAIN, rank, &lowered, &c) == TN_OK) {
             tn_job_check_budget(job, rank, &c.plan);
             if (kinds++ == 0)
                 tn_checkpoint_check(job, &c, origin);
@@ -44,4 +45,5 @@ void tool_compile_kinds(struct tn_job *job, struct tn_origin *origin,
         }
         tn_compiled_finish(&c);
     }
+    tn_lowered_finish(&lowered);
 }

@@ -141,13 +141,15 @@ static void print_svg(const struct tn_timeline *t)
 static int add_ranks(struct tn_job *job, int mode, int32_t axis, struct tn_timeline *t)
 {
     int good = 1;
+    struct tn_lowered lowered = { .is_done = 0 };
     for (int32_t rank = 0; good && rank < t->ranks; rank++) {
         struct tn_compiled c;
-        good = tn_job_compile(job, mode, rank * job->mesh.axis[axis].stride, 0, 0, NULL, NULL, &c) == TN_OK;
+        good = tn_job_compile_next(job, mode, rank * job->mesh.axis[axis].stride, &lowered, &c) == TN_OK;
         if (good)
             tn_timeline_add(t, rank, &c.plan);
         tn_compiled_finish(&c);
     }
+    tn_lowered_finish(&lowered);
     return good;
 }
 

@@ -287,9 +287,55 @@ static void the_walk_finds_messages_that_do_not_meet(void **state)
         TN_CONFLICT);
 }
 
+/* All ranks, one after another, are what each is alone; returns how many were lowered by themselves. */
+static int compile_next(const struct layout *l)
+{
+    struct tn_job job;
+    struct tn_lowered lowered = { .is_done = 0 };
+    int by_themselves = 0;
+    open_job(&job, l);
+    for (int32_t rank = 0; rank < l->ranks; rank++) {
+        struct tn_compiled alone, next;
+        assert_int_equal(tn_job_compile(&job, TN_PROGRAM_TRAIN, rank, 0, 0, NULL, NULL, &alone), TN_OK);
+        assert_int_equal(tn_job_compile_next(&job, TN_PROGRAM_TRAIN, rank, &lowered, &next), TN_OK);
+        by_themselves += lowered.coord[0] == rank;
+        char *expected[] = { flow_text(&alone.program), flow_text(&alone.flat) };
+        char *found[] = { flow_text(&next.program), flow_text(&next.flat) };
+        for (int i = 0; i < 2; i++) {
+            assert_string_equal(found[i], expected[i]);
+            free(expected[i]);
+            free(found[i]);
+        }
+        assert_int_equal(tn_plan_bytes(&next.plan), tn_plan_bytes(&alone.plan));
+        assert_true(next.flops == alone.flops);
+        tn_compiled_finish(&next);
+        tn_compiled_finish(&alone);
+    }
+    tn_lowered_finish(&lowered);
+    tn_job_close(&job);
+    return by_themselves;
+}
+
+static void ranks_share_what_was_lowered(void **state)
+{
+    assert_int_equal(compile_next(&(struct layout){ "llama", "interleaved", 4, 2, 4, 16, "pp.layers=cost" }), 1);
+}
+
+/* Its choice comes from a plan, which is of one rank. */
+static void ranks_share_nothing_that_one_of_them_chose(void **state)
+{
+    static const char chain[] = "strategies.chain=ckpt, pp";
+    scratch_text("job.ini", "[gpt]\nlayers = 12\nhidden = 64\nheads = 4\nvocab = 16\n[data]\npath = a.txt\n"
+                            "sequence = 16\nvalidation = 0\n[device]\nmemory = 4M\n[ckpt]\nmode = auto\n");
+    assert_int_equal(compile_next(&(struct layout){ "gpt2", "1f1b", 3, 1, 4, 16, chain }), 3);
+    scratch_text("job.ini", manifest);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_share_what_was_lowered),
+        cmocka_unit_test(ranks_share_nothing_that_one_of_them_chose),
         cmocka_unit_test(no_schedule_blocks),
         cmocka_unit_test(no_schedule_blocks_where_stages_are_unequal),
         cmocka_unit_test(the_bubble_is_the_formulas),
