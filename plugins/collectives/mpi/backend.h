@@ -24,6 +24,7 @@ struct tn_request {
     uint64_t number;
     uint64_t at, length, piece; /* progress: elements done, and those of the step under way */
     int phase;
+    uint64_t since_ns;     /* it was first seen not to be done; 0: not yet */
     MPI_Request under_way; /* MPI_REQUEST_NULL: none */
     tn_status status;      /* TN_PENDING until done */
 };
@@ -54,12 +55,15 @@ struct backend {
     const struct tn_host *host;
     struct tn_bootstrap bootstrap;
     int is_up, is_broken; /* broken: something may still be under way, so MPI cannot end in order */
+    int has_given_up;     /* times */
     int32_t rank, n;
     uint64_t next_poll_ns;
     struct tn_comm *comms;
     struct made {
         uint64_t key;
         uint32_t times;
+        MPI_Comm meeting;   /* where these members meet before a further group of theirs; MPI_COMM_NULL: not met yet */
+        MPI_Request coming; /* the meeting under way */
         struct made *next;
     } * made; /* groups made so far, by members */
 };

@@ -1,8 +1,10 @@
 /* Groups: a communicator each, and the queue of collectives on it.
  *
  * Members first meet through the bootstrap, so that one who does not come is named in time; then MPI makes the
- * communicator. The collectives of a group run one after the other: an operation of several MPI calls could else be
- * started in another order on another member. Groups run side by side. */
+ * communicator. The bootstrap keeps all that it is told, so for further groups they meet in a communicator that stays.
+ *
+ * The collectives of a group run one after the other: an operation of several MPI calls could else be started in
+ * another order on another member. Groups run side by side. */
 #include "backend.h"
 
 #include <inttypes.h>
@@ -149,38 +151,62 @@ static struct made *times_made(struct backend *b, uint64_t key)
     struct made *m = b->host->alloc(b->host, sizeof *m);
     if (!m)
         return NULL;
-    *m = (struct made){ .key = key, .next = b->made };
+    *m = (struct made){ .key = key, .meeting = MPI_COMM_NULL, .coming = MPI_REQUEST_NULL, .next = b->made };
     b->made = m;
     return m;
 }
 
-static tn_status meet(struct backend *b, const struct tn_comm *c, uint32_t turn, uint64_t timeout_ns)
+static tn_status fail_meeting(const struct tn_comm *c, int has_died, int32_t missing)
+{
+    char who[32] = "not all members have";
+    if (missing >= 0)
+        snprintf(who, sizeof who, "rank %d has not", (int)missing);
+    return c->backend->host->fail(c->backend->host, has_died ? TN_PEER : TN_TIMEOUT, "mpi: making group %s: %s come",
+                                  c->name, who);
+}
+
+static tn_status meet_first(struct backend *b, const struct tn_comm *c, uint64_t deadline_ns)
 {
     const struct tn_bootstrap *boot = &b->bootstrap;
-    uint64_t began_ns = mpi_now();
     char key[64];
-    snprintf(key, sizeof key, "mpi/%016" PRIx64 "/%u/%d", c->key, turn, (int)b->rank);
+    snprintf(key, sizeof key, "mpi/%016" PRIx64 "/%d", c->key, (int)b->rank);
     tn_status status = boot->put(boot->ctx, key, "", 1);
     while (status == TN_PENDING)
         status = boot->put(boot->ctx, key, "", 1);
     for (int32_t i = 0; i < c->n && status == TN_OK; i++) {
-        snprintf(key, sizeof key, "mpi/%016" PRIx64 "/%u/%d", c->key, turn, (int)c->ranks[i]);
+        snprintf(key, sizeof key, "mpi/%016" PRIx64 "/%d", c->key, (int)c->ranks[i]);
         for (;;) {
             char byte;
             uint32_t bytes = sizeof byte;
             status = boot->get(boot->ctx, key, &byte, &bytes);
             if (status != TN_PENDING)
                 break;
-            tn_status alive = boot->poll(boot->ctx);
-            int late = mpi_now() - began_ns >= timeout_ns;
-            if (alive == TN_PEER || late)
-                return b->host->fail(b->host, late ? TN_TIMEOUT : TN_PEER, "mpi: making group %s: rank %d has not come",
-                                     c->name, (int)c->ranks[i]);
+            int has_died = boot->poll(boot->ctx) == TN_PEER;
+            if (has_died || mpi_now() >= deadline_ns)
+                return fail_meeting(c, has_died, c->ranks[i]);
             nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
         }
     }
     return status == TN_OK ? TN_OK
                            : b->host->fail(b->host, status, "mpi: making group %s: the bootstrap failed", c->name);
+}
+
+/* Where a member does not come in time, the meeting stays under way: the next attempt goes on with it. */
+static tn_status meet_again(const struct backend *b, const struct tn_comm *c, struct made *made, uint64_t deadline_ns)
+{
+    const struct tn_bootstrap *boot = &b->bootstrap;
+    int done = 0;
+    int result = made->coming == MPI_REQUEST_NULL ? MPI_Ibarrier(made->meeting, &made->coming) : MPI_SUCCESS;
+    while (result == MPI_SUCCESS) {
+        result = MPI_Test(&made->coming, &done, MPI_STATUS_IGNORE);
+        if (done)
+            return TN_OK;
+        int has_died = boot->poll(boot->ctx) == TN_PEER;
+        if (has_died || mpi_now() >= deadline_ns)
+            return fail_meeting(c, has_died, has_died ? -1 : mpi_find_missing(c));
+        nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+    }
+    return b->host->fail(b->host, TN_ERROR, "mpi: making group %s: MPI failed", c->name);
 }
 
 static tn_status check_ranks(const struct backend *b, const int32_t *ranks, int32_t n, int32_t *me)
@@ -241,17 +267,32 @@ static struct tn_comm *new_comm(struct backend *b, const char *name, const int32
     return c;
 }
 
-static int make_communicator(struct tn_comm *c)
+static int make_communicator(const struct tn_comm *c, MPI_Comm *made)
 {
     MPI_Group world, members;
     MPI_Comm_group(MPI_COMM_WORLD, &world);
     MPI_Group_incl(world, c->n, c->ranks, &members);
-    int result = MPI_Comm_create_group(MPI_COMM_WORLD, members, (int)(c->key % MOST_TAG), &c->mpi);
+    int result = MPI_Comm_create_group(MPI_COMM_WORLD, members, (int)(c->key % MOST_TAG), made);
     MPI_Group_free(&members);
     MPI_Group_free(&world);
     if (result == MPI_SUCCESS)
-        MPI_Comm_set_errhandler(c->mpi, MPI_ERRORS_RETURN);
+        MPI_Comm_set_errhandler(*made, MPI_ERRORS_RETURN);
     return result;
+}
+
+static tn_status connect(struct backend *b, struct tn_comm *c, struct made *made, uint64_t timeout_ns)
+{
+    uint64_t now_ns = mpi_now(), deadline_ns = timeout_ns > UINT64_MAX - now_ns ? UINT64_MAX : now_ns + timeout_ns;
+    int is_first = made->meeting == MPI_COMM_NULL, result = MPI_SUCCESS;
+    tn_status status = c->n == 1  ? TN_OK
+                       : is_first ? meet_first(b, c, deadline_ns)
+                                  : meet_again(b, c, made, deadline_ns);
+    if (status == TN_OK && c->n > 1 && is_first)
+        result = make_communicator(c, &made->meeting);
+    if (status == TN_OK && result == MPI_SUCCESS)
+        result = make_communicator(c, &c->mpi);
+    return result == MPI_SUCCESS ? status
+                                 : b->host->fail(b->host, TN_ERROR, "mpi: MPI could not make group %s", c->name);
 }
 
 tn_status mpi_comm_create(void *self, const char *name, const int32_t *ranks, int32_t n, uint64_t timeout_ns,
@@ -268,10 +309,8 @@ tn_status mpi_comm_create(void *self, const char *name, const int32_t *ranks, in
     struct made *made = c ? times_made(b, c->key) : NULL;
     if (!made)
         status = b->host->fail(b->host, TN_NO_MEMORY, "mpi: no memory for a group of %d", (int)n);
-    else if (n > 1)
-        status = meet(b, c, made->times, timeout_ns);
-    if (status == TN_OK && make_communicator(c) != MPI_SUCCESS)
-        status = b->host->fail(b->host, TN_ERROR, "mpi: MPI could not make group %s", c->name);
+    else
+        status = connect(b, c, made, timeout_ns);
     if (status != TN_OK) {
         if (c)
             free_comm(c);

@@ -1,6 +1,6 @@
 /* Who is missing, which MPI does not say. A rank that gives up says so in the bootstrap, and after it for whom it
  * waited: a member that says nothing is the missing one; where all give up, one of them waited in another group, and
- * tells. Each rank says it once, as nobody goes on after that. Only who has given up comes here. */
+ * tells. Each rank says it once: a time-out ends a job. Only who has given up comes here. */
 #include "backend.h"
 
 #include <stdio.h>
@@ -39,10 +39,13 @@ static tn_status hear(const struct backend *b, const char *what, int32_t of, uin
     }
 }
 
-/* Whoever does not even hear itself can tell nothing of others. */
+/* Whoever does not even hear itself can tell nothing of others; nor can who goes on and gives up again, for what the
+ * bootstrap was told stays. */
 int32_t mpi_find_missing(const struct tn_comm *c)
 {
-    const struct backend *b = c->backend;
+    struct backend *b = c->backend;
+    if (b->has_given_up++)
+        return -1;
     uint64_t until_ns = mpi_now() + HEAR_NS;
     int32_t missing = -1, blamed = -1;
     say(b, "late", -1, until_ns);

@@ -89,6 +89,8 @@ static void destroy(void *self)
     struct backend *b = self;
     if (!b)
         return;
+    for (const struct made *m = b->made; m; m = m->next)
+        b->is_broken |= m->coming != MPI_REQUEST_NULL;
     if (b->is_up && !b->is_broken)
         MPI_Finalize();
     while (b->made) {
@@ -223,13 +225,14 @@ TN_CALL_FUNCTIONS(call)
 
 /* ---- test and wait ---- */
 
-/* Deaths and aborts, as the bootstrap knows them. */
+/* Deaths and aborts, as the bootstrap knows them. What is soon done asks nothing, for it keeps each question. */
 static void look_around(struct tn_request *r)
 {
     struct tn_comm *c = r->comm;
     const struct tn_bootstrap *boot = &c->backend->bootstrap;
     uint64_t now_ns = mpi_now();
-    if (now_ns < c->backend->next_poll_ns)
+    r->since_ns = r->since_ns ? r->since_ns : now_ns;
+    if (now_ns < r->since_ns + POLL_NS || now_ns < c->backend->next_poll_ns)
         return;
     c->backend->next_poll_ns = now_ns + POLL_NS;
     char key[64], byte;
