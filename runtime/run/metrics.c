@@ -50,7 +50,7 @@ int tn_metrics_check(const char *path, char *error)
         return 0;
     if (is_there && S_ISDIR(info.st_mode))
         errno = EISDIR;
-    char *copy = !is_there && errno == ENOENT ? strdup(path) : NULL;
+    char *copy = !is_there && errno == ENOENT && *path ? strdup(path) : NULL;
     int is_writable = copy && access(dirname(copy), W_OK | X_OK) == 0;
     free(copy);
     return is_writable ? 0 : cannot(path, error);

@@ -323,7 +323,7 @@ class Output(JobTest):
         """Known before a rank starts; a disk that fills up later ends the writing alone."""
         os.mkdir(self.path("folder"))
         for name, why in (("folder", "Is a directory"), ("folder/", "Is a directory"),
-                          ("absent/metrics", "No such file or directory"), ("job.ini/metrics", "Not a directory")):
+                          ("absent/metrics", "No such file or directory"), ("", "No such file or directory"), ("job.ini/metrics", "Not a directory")):
             for arguments in ([], layout(dp=2)):
                 run = self.run_tenon("run", "job.ini", *arguments, "--metrics", name, code=1)
                 self.assertEqual(run.stdout, "")
