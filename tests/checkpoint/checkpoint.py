@@ -221,7 +221,7 @@ class Files(CheckpointTest):
         inside = ["unshare", "-rm", "sh", "-c",
                   'mount -t tmpfs -o size=3m tmpfs disk || exit 77; "$@"; echo code $?; ls -A disk', "sh"]
         command = inside + [self.TENON, "run", "job.ini"] + words
-        run = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        run = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=200)
         if "code" not in run.stdout:
             self.skipTest("no mount namespace: " + run.stderr)
         self.matches("state.json: No space left on device|safetensors: No space left on device", run.stderr)
@@ -244,20 +244,15 @@ class Killed(CheckpointTest):
         for _ in range(int(os.environ.get("TENON_KILLS", "50"))):
             words = settings(job={"steps": 100000}, checkpoint={"folder": "killed"}, data={"batch": 12})
             run = self.start("run", "job.ini", *words, *every, *layout)
-            begun = tenon_job.until(lambda: any(name.endswith(".tmp") for name in os.listdir(self.path("killed"))))
-            self.assertTrue(begun, run.stderr)
-            time.sleep(draw.uniform(0, 0.3))
-            for pid in run.processes():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            before = os.readlink(self.path("killed/latest"))
+            self.assertTrue(tenon_job.until(lambda: os.readlink(self.path("killed/latest")) != before), run.stderr)
+            time.sleep(draw.uniform(0, 0.1))
             run.close()
             self.tensors("killed")
             self.tensors("killed", "optimizer.safetensors")
             with open(self.path("killed/latest/state.json"), encoding="utf-8") as file:
                 step = json.load(file)["step"]
-            self.assertGreaterEqual(step, seen)
+            self.assertGreater(step, seen)
             seen = step
         self.train("killed", seen + 1, *every, *layout)
         self.assertEqual(sorted(self.losses()), [seen + 1])
@@ -276,25 +271,26 @@ class Killed(CheckpointTest):
 
 @unittest.skipIf(os.environ.get("SANITIZE", "none") != "none", "a sanitizer must be loaded before all others")
 class Slow(CheckpointTest):
-    def start_slow(self, ms, steps, every, *layout):
+    def start_slow(self, steps, every, *layout, hold=""):
+        """`hold`: what is held up, as a pattern of "before fsync PATH", "after rename FROM TO"."""
         words = settings(job={"steps": steps}, checkpoint={"folder": "slow", "every": every}, data={"batch": 12})
-        slow = {"LD_PRELOAD": SLOW_DISK, "SLOW_MS": str(ms), "SLOW_LOG": self.path("log")}
+        slow = {"LD_PRELOAD": SLOW_DISK, "SLOW_HOLD": hold, "SLOW_LOG": self.path("log"), "SLOW_GO": self.path("go")}
         return self.start("run", "job.ini", "--metrics", "metrics", *words, *layout, env=slow)
 
     def test_steps_go_on_while_it_is_written(self):
-        """Saved after step 5; four more steps are done long before a disk that slow has it."""
-        run = self.start_slow(1000, 9, 5, *chain(dp=2))
+        """Saved after step 5; four more steps are done while the disk has not yet taken anything."""
+        run = self.start_slow(9, 5, *chain(dp=2), hold="before fsync")
         self.assertTrue(tenon_job.until(lambda: 9 in self.losses()), run.stderr)
         self.assertFalse(os.path.lexists(self.path("slow/latest")))
+        self.write("go", "")
         self.assertEqual(run.wait(), 0, run.stderr)
         self.assertEqual(sorted(os.listdir(self.path("slow"))), ["latest", "step-00000005", "step-00000009"])
         stalls = [(line["step"], line["checkpoint_ms"]) for line in self.metrics() if "checkpoint_ms" in line]
         self.assertEqual([step for step, _ in stalls], [5])
-        self.assertLess(stalls[0][1], 1500)  # two fsyncs alone take 2000
 
     def test_nothing_is_published_before_it_is_on_the_disk(self):
         """Every rank's fsync of every file, then the folder's name, then `latest`."""
-        run = self.start_slow(0, 1, 1, *chain(tp=2))
+        run = self.start_slow(1, 1, *chain(tp=2))
         self.assertEqual(run.wait(), 0, run.stderr)
         folder = self.path("slow/")
         lines = [line.replace(folder, "") for line in tenon_job.read(self.path("log")).decode().splitlines()]
@@ -313,19 +309,19 @@ class Slow(CheckpointTest):
         layout, every = chain(dp=2), settings(checkpoint={"every": 1, "keep": 2})
         self.train("slow", 1, *every, *layout)
         seen = 1
-        for moment in (r"fsync .*\.tmp", r"rename .*\.tmp .*/step-\d+", r"fsync .*/slow", r"rename .*\.latest\.tmp .*latest"):
+        moments = ("fsync .*/model.safetensors", "fsync .*[.]tmp", "rename .*[.]tmp .*/step-[0-9]+", "fsync .*/slow",
+                   "rename .*[.]latest[.]tmp .*latest")
+        for hold in ["%s %s$" % (when, moment) for moment in moments for when in ("before", "after")]:
             if os.path.exists(self.path("log")):
                 os.remove(self.path("log"))
-            run = self.start_slow(30, 100000, 1, *layout, *settings(checkpoint={"keep": 2}))
-            self.assertTrue(tenon_job.until(lambda: re.search("^%s$" % moment, self.log(), re.M)), run.stderr)
-            for pid in run.processes():
-                os.kill(pid, signal.SIGKILL)
+            run = self.start_slow(100000, 1, *layout, *settings(checkpoint={"keep": 2}), hold=hold)
+            self.assertTrue(tenon_job.until(lambda: "held" in self.log()), run.stderr)
             run.close()
             self.tensors("slow")
             self.tensors("slow", "optimizer.safetensors")
             with open(self.path("slow/latest/state.json"), encoding="utf-8") as file:
                 step = json.load(file)["step"]
-            self.assertIn(step, range(seen, seen + 3), moment)
+            self.assertEqual(step, seen + (hold == "after %s$" % moments[-1]), hold)
             seen = step
             self.matches("at step %d$" % seen, self.run_tenon("check", "job.ini", *settings(
                 job={"steps": 100000}, checkpoint={"folder": "slow"}, data={"batch": 12})).stdout)
@@ -345,7 +341,7 @@ class Refused(CheckpointTest):
     def refuse(self, pattern, *arguments, folder="good"):
         """By the command before it starts ranks, and by a rank that another launcher started."""
         for code, env in ((2, None), (1, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-                                          "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"})):
+                                          "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(tenon_job.free_port())})):
             run = self.train(folder, 2, *arguments, code=code, env=env)
             self.matches(pattern, run.stderr)
 
@@ -493,7 +489,7 @@ class Check(CheckpointTest):
             command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", *command]
         if os.getuid() == 0 and subprocess.run(command[:3] + ["true"], capture_output=True, check=False).returncode:
             self.skipTest("this root cannot give up its rights")
-        run = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
+        run = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=200, check=False)
         self.assertEqual(run.returncode, 2, run.stderr)
         self.matches(r"folder: .*/locked: Permission denied", run.stderr)
 

@@ -1,7 +1,10 @@
-/* Preloaded into every process of a job: a disk whose every fsync takes SLOW_MS longer. With SLOW_LOG, what is done to
- * files is written there in order: "fsync PATH" and "rename FROM TO". */
+/* Preloaded into every process of a job: a disk that can be held up. With SLOW_LOG, what is done to files is written there
+ * in order: "fsync PATH" once it is done, "rename FROM TO" before. With SLOW_HOLD, whoever comes to something of this
+ * pattern ("before fsync PATH", "after fsync PATH", the same with rename FROM TO) logs "held" and waits until the file
+ * SLOW_GO is there. */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,27 +22,50 @@ static void note(const char *line)
     close(fd);
 }
 
+static void hold(const char *when, const char *what)
+{
+    const char *pattern = getenv("SLOW_HOLD"), *go = getenv("SLOW_GO");
+    char text[8300];
+    regex_t compiled;
+    if (!pattern || !*pattern || !go)
+        return;
+    snprintf(text, sizeof text, "%s %s", when, what);
+    if (regcomp(&compiled, pattern, REG_EXTENDED | REG_NOSUB) != 0)
+        abort();
+    int is_held = regexec(&compiled, text, 0, NULL, 0) == 0;
+    regfree(&compiled);
+    if (is_held)
+        note("held\n");
+    while (is_held && access(go, F_OK) != 0)
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+}
+
 int fsync(int fd)
 {
     int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
-    const char *ms = getenv("SLOW_MS");
-    char link[64], path[3000], line[4096];
-    long wait = ms ? atol(ms) : 0;
-    nanosleep(&(struct timespec){ .tv_sec = wait / 1000, .tv_nsec = wait % 1000 * 1000000 }, NULL);
-    int result = real(fd);
+    char link[64], path[3000], what[4096];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t n = readlink(link, path, sizeof path - 1);
     path[n > 0 ? n : 0] = 0;
-    snprintf(line, sizeof line, "fsync %s\n", path);
-    note(line);
+    snprintf(what, sizeof what, "fsync %s", path);
+    hold("before", what);
+    int result = real(fd);
+    strcat(what, "\n");
+    note(what);
+    what[strlen(what) - 1] = 0;
+    hold("after", what);
     return result;
 }
 
 int rename(const char *from, const char *to)
 {
     int (*real)(const char *, const char *) = (int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename");
-    char line[8192];
-    snprintf(line, sizeof line, "rename %s %s\n", from, to);
-    note(line);
-    return real(from, to);
+    char what[8192];
+    snprintf(what, sizeof what, "rename %s %s\n", from, to);
+    note(what);
+    what[strlen(what) - 1] = 0;
+    hold("before", what);
+    int result = real(from, to);
+    hold("after", what);
+    return result;
 }
