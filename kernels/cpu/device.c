@@ -14,6 +14,7 @@
 #include <tenon/plugin.h>
 
 #include "device.h"
+#include "flush.h"
 #include "vec.h"
 
 enum { ALIGNMENT = 64 };
@@ -275,7 +276,9 @@ static tn_status workspace(void *self, const struct tn_op_desc *op, uint64_t *by
 static tn_status launch(void *self, struct tn_kernel *kernel, struct tn_queue *queue)
 {
     use_threads(self);
+    unsigned before = cpu_flush_begin();
     kernel->run(kernel);
+    cpu_flush_end(before);
     return TN_OK;
 }
 

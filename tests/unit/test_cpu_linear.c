@@ -360,6 +360,33 @@ static void launch_does_not_allocate(void **state)
     harness_close(&h);
 }
 
+/* 1e-40 + 1e-40, by all threads of a kernel, also by those that OpenMP started for someone else; the caller's own
+ * arithmetic stays as it was. */
+static void subnormals_are_zero(void **state)
+{
+#if defined(__x86_64__)
+    int started = 0;
+#pragma omp parallel num_threads(3) reduction(+ : started)
+    started++;
+    assert_in_range(started, 1, 3);
+    for (int64_t threads = 1; threads <= 3; threads++) {
+        struct harness h;
+        volatile float tiny = 1e-40f;
+        harness_open(&h, threads, 0);
+        struct tn_tensor *x = harness_tensor(&h, TN_F32, 2, 512, 512), *y = harness_like(&h, TN_F32, x);
+        for (int64_t i = 0; i < 512 * 512; i++)
+            ((float *)x->data)[i] = tiny;
+        assert_int_equal(harness_run(&h, TN_OP_ADD, HARNESS_T(x, x), 2, HARNESS_T(y), 1, NULL, 0), TN_OK);
+        for (int64_t i = 0; i < 512 * 512; i++)
+            assert_true(((const float *)y->data)[i] == 0.0f);
+        assert_true(tiny + tiny > 0.0f);
+        harness_close(&h);
+    }
+#else
+    skip();
+#endif
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -381,6 +408,7 @@ int main(void)
         cmocka_unit_test(probe_tells_peaks),
         cmocka_unit_test(memory_is_aligned),
         cmocka_unit_test(launch_does_not_allocate),
+        cmocka_unit_test(subnormals_are_zero),
     };
     return cmocka_run_group_tests_name("cpu_linear", tests, NULL, NULL);
 }
