@@ -390,6 +390,7 @@ static void subnormals_are_zero(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(subnormals_are_zero), /* first: it starts OpenMP's threads */
         cmocka_unit_test(linear_f32_one_thread),
         cmocka_unit_test(linear_f32_two_threads),
         cmocka_unit_test(linear_bf16_one_thread),
@@ -408,7 +409,6 @@ int main(void)
         cmocka_unit_test(probe_tells_peaks),
         cmocka_unit_test(memory_is_aligned),
         cmocka_unit_test(launch_does_not_allocate),
-        cmocka_unit_test(subnormals_are_zero),
     };
     return cmocka_run_group_tests_name("cpu_linear", tests, NULL, NULL);
 }
