@@ -229,19 +229,21 @@ static int may_wait_for(uint32_t region)
 /* Communication of the step region starts as soon as the last op it needs has run. */
 static void hoist(struct tn_program *flat)
 {
-    tn_program_renumber(flat);
+    int64_t n = 0, *turn = calloc((size_t)flat->n_ops + 1, sizeof *turn); /* by op: of what it starts with, from 1 */
     uint8_t *hoisted = calloc((size_t)flat->n_ops + 1, 1);
-    if (!hoisted)
-        return; /* later, not wrong */
+    if (!turn || !hoisted)
+        goto end; /* later, not wrong */
+    TN_EACH_OP(flat, op)
+        turn[op] = ++n;
     for (tn_op op = flat->first, next; op; op = next) {
-        struct tn_op_data *o = &flat->ops[op];
+        const struct tn_op_data *o = &flat->ops[op];
         next = o->next;
         if (o->region != TN_REGION_STEP || !may_hoist(o->opcode))
             continue;
         tn_op anchor = 0;
         for (uint32_t i = 0; i < o->n_in; i++) {
             tn_op def = o->in[i] ? flat->values[o->in[i]].def : 0;
-            if (def && (!anchor || flat->ops[def].order >= flat->ops[anchor].order))
+            if (def && (!anchor || turn[def] >= turn[anchor]))
                 anchor = def;
         }
         if (!anchor || (!may_wait_for(flat->ops[anchor].region) && !hoisted[anchor]))
@@ -252,10 +254,12 @@ static void hoist(struct tn_program *flat)
         if (before == op)
             before = next;
         tn_op_move(flat, op, before);
-        flat->ops[op].order = flat->ops[anchor].order;
+        turn[op] = turn[anchor];
         hoisted[op] = 1;
     }
+end:
     free(hoisted);
+    free(turn);
 }
 
 /* Slots come from a plugin: each must name a micro-batch region and a micro-batch that there is. */
