@@ -78,16 +78,17 @@ class Mpirun(JobTest):
     def test_a_rank_hangs(self):
         """MPI does not say who is missing: the ranks that give up find out, also who waits in another group for one that
         waits for it."""
-        for n, where in ((2, layout(tp=2)), (4, layout(tp=2, dp=2))):
+        verify = settings(comm={"layers": "verify"})
+        for n, where in ((2, layout(tp=2)), (4, layout(tp=2, dp=2)), (4, layout(tp=2, dp=2) + verify)):
             run = self.start(*MPIRUN, n, TENON, "run", "job.ini", "--steps", 1000000, *where,
-                             *settings(comm={"backend": "mpi", "timeout": "3s"}))
+                             *settings(comm={"backend": "mpi", "timeout": "6s"}))
             self.assertTrue(until(lambda: "step 1/" in run.stdout + run.stderr, 60), run.stdout + run.stderr)
             hung = next(pid for pid in run.processes()
                         if b"OMPI_COMM_WORLD_RANK=%d" % (n - 1) in read("/proc/%d/environ" % pid).split(b"\0"))
             os.kill(hung, signal.SIGSTOP)
             self.assertNotIn(run.wait(60), (0, "still running after 60 s"))
             said = run.stdout + run.stderr
-            self.assertEqual(set(re.findall(r": rank (\d+) did not arrive within 3 s", said)), {str(n - 1)}, said)
+            self.assertEqual(set(re.findall(r": rank (\d+) did not arrive within 6 s", said)), {str(n - 1)}, said)
 
     def test_not_from_mpirun(self):
         self.TENON = TENON

@@ -129,6 +129,12 @@ static const char *blame_key(int32_t rank, char *key, size_t bytes)
     return key;
 }
 
+static void say_blame(const struct tn_bootstrap *boot, int32_t peer)
+{
+    char key[48];
+    (void)boot->put(boot->ctx, blame_key(boot->rank, key, sizeof key), &peer, sizeof peer);
+}
+
 static tn_status hear_blame(const struct tn_bootstrap *boot, int32_t rank, uint64_t until_ns, int32_t *blamed)
 {
     char key[48];
@@ -156,8 +162,7 @@ static int32_t find_culprit(struct tn_comm *c, int32_t peer)
 {
     const struct tn_bootstrap *boot = &c->hier->bootstrap;
     uint64_t until_ns = hier_now() + HEAR_NS;
-    char key[48];
-    (void)boot->put(boot->ctx, blame_key(boot->rank, key, sizeof key), &peer, sizeof peer);
+    say_blame(boot, peer);
     for (int hop = 0; hop < HOPS && peer >= 0; hop++) {
         int32_t next = -1;
         if (hear_blame(boot, peer, until_ns, &next) != TN_OK || next == peer || next == boot->rank)
@@ -280,19 +285,23 @@ static void note_late(struct tn_comm *c, const struct tn_request *r, const struc
     c->late_side = side;
     c->late_below = below;
     c->is_passed = r->side != NULL;
+    c->is_message = r->call.op >= TN_CALL_SEND;
 }
 
+/* Of a message it is the other side, whomever that waits for. */
 static void tell_late(struct tn_comm *c)
 {
     struct tn_comm_error error;
     ask_below(c->late_side, c->late_below, &error);
-    c->error.peer = c->is_passed ? error.peer : find_culprit(c, error.peer);
-    if (c->is_passed && error.message)
+    if (c->is_message)
+        say_blame(&c->hier->bootstrap, error.peer);
+    c->error.peer = c->is_message ? error.peer : find_culprit(c, error.peer);
+    if (c->is_passed)
+        c->error.op_number = error.op_number;
+    if (c->is_passed && error.message && c->error.peer == error.peer)
         snprintf(c->error_text, sizeof c->error_text, "%s", error.message);
     else
         describe_wait(c, "");
-    if (c->is_passed)
-        c->error.op_number = error.op_number;
     c->is_late = 0;
 }
 

@@ -78,7 +78,7 @@ struct tn_comm {
     int is_late;                  /* the error is a time-out, whose cause may be further on: */
     const struct side *late_side; /* where the wait was, which may take a while to say more */
     struct tn_comm *late_below;
-    int is_passed; /* the operation went there as it is */
+    int is_passed, is_message; /* the operation went there as it is */
     struct tn_comm_error error;
     char error_text[512];
 };

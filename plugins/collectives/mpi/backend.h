@@ -84,7 +84,7 @@ void mpi_recycle(struct tn_request *r);
 void mpi_enqueue(struct tn_request *r);
 void mpi_advance(struct backend *b);
 
-/* missing.c: the member, or rank of another group, that others wait for; -1: not known. It takes a second or two. */
+/* missing.c: the member, or rank of another group, that others wait for; -1: not known. It takes a second. */
 int32_t mpi_find_missing(const struct tn_comm *c);
 
 /* ops.c: starts what comes next, TN_PENDING; or TN_OK once there is nothing left. */

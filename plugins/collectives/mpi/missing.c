@@ -7,7 +7,7 @@
 #include <time.h>
 
 enum { NAP_NS = 2 * 1000 * 1000 };
-#define HEAR_NS UINT64_C(1000000000) /* for the others to give up as well */
+#define HEAR_NS UINT64_C(600000000) /* for the others to give up as well; hier over this waits a little longer */
 
 static const char *key_of(const char *what, int32_t rank, char *key, size_t bytes)
 {

@@ -55,6 +55,7 @@ static tn_status end(struct tn_request *r)
 static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t peer)
 {
     c->has_error = 1;
+    c->is_late = 0;
     c->error = (struct tn_comm_error){ .struct_size = sizeof c->error,
                                        .peer = peer,
                                        .op_number = r->mine.number,
@@ -64,19 +65,33 @@ static void keep_error(struct tn_comm *c, const struct tn_request *r, int32_t pe
 }
 
 /* The announcements could not be gathered (yet): what the backend says, in the words of the operation. */
-static tn_status tell_silence(const struct tn_request *r, tn_status status)
+static void describe_silence(struct tn_comm *c)
 {
-    struct tn_comm *c = r->comm;
     struct tn_comm_error below = { .struct_size = sizeof below, .peer = -1 };
     if (c->verify->next->last_error(c->talk, &below) != TN_OK)
         below.message = NULL;
-    keep_error(c, r, below.peer);
     char who[32] = "";
     if (below.peer >= 0)
         snprintf(who, sizeof who, "rank %d ", (int)below.peer);
+    c->error.peer = below.peer;
     snprintf(c->error_text, sizeof c->error_text, "group %s, %s number %" PRIu64 ": %s%s (%s)", c->name, c->error.op,
-             r->mine.number, who, *who ? "has not announced it" : "not all members have announced it",
+             c->error.op_number, who, *who ? "has not announced it" : "not all members have announced it",
              below.message ? below.message : "no reason given");
+}
+
+/* A wait may be a slice of one that goes on, and a backend may take a while to say who is missing: it is asked when
+ * somebody wants to know. */
+static tn_status tell_silence(const struct tn_request *r, tn_status status)
+{
+    struct tn_comm *c = r->comm;
+    keep_error(c, r, -1);
+    c->is_late = status == TN_TIMEOUT;
+    if (c->is_late)
+        snprintf(c->error_text, sizeof c->error_text,
+                 "group %s, %s number %" PRIu64 ": not all members have announced it", c->name, c->error.op,
+                 r->mine.number);
+    else
+        describe_silence(c);
     return c->verify->host->fail(c->verify->host, status, "%s", c->error_text);
 }
 
@@ -395,6 +410,9 @@ tn_status verify_last_error(struct tn_comm *c, struct tn_comm_error *error)
 {
     if (!c->has_error)
         return c->verify->next->last_error(c->data, error);
+    if (c->is_late)
+        describe_silence(c);
+    c->is_late = 0;
     uint32_t bytes = error->struct_size < sizeof c->error ? error->struct_size : (uint32_t)sizeof c->error;
     memcpy(error, &c->error, bytes);
     error->struct_size = bytes;

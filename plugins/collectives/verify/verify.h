@@ -45,6 +45,7 @@ struct tn_comm {
     struct tn_request *made, *unused; /* all; those to be used again */
     tn_status failed;                 /* stays: members no longer agree, or cannot talk */
     int has_error;                    /* the last error is of this layer, in the two below */
+    int is_late;                      /* it is a time-out, and the backend has not been asked who is missing */
     struct tn_comm_error error;
     char error_text[512];
     struct tn_comm *next_comm;
