@@ -221,6 +221,11 @@ static void avx512(void **state)
     check_all(1, 3, TN_BF16);
 }
 
+static void avx512_bf16(void **state)
+{
+    check_all(1, 4, TN_BF16);
+}
+
 /* --- properties --- */
 
 /* Sum of o * do, in double from the reference. */
@@ -389,6 +394,7 @@ int main(void)
         cmocka_unit_test(baseline),
         cmocka_unit_test(avx2),
         cmocka_unit_test(avx512),
+        cmocka_unit_test(avx512_bf16),
         cmocka_unit_test(gradient_is_that_of_finite_differences),
         cmocka_unit_test(large_scores_stay_finite),
         cmocka_unit_test(nan_is_not_hidden),

@@ -282,6 +282,11 @@ static void avx512(void **state)
     check_all(1, 3, TN_BF16);
 }
 
+static void avx512_bf16(void **state)
+{
+    check_all(1, 4, TN_BF16);
+}
+
 /* attention itself, where there is one block in order. */
 static void documents_of_a_whole_sequence(void **state)
 {
@@ -433,6 +438,7 @@ int main(void)
         cmocka_unit_test(baseline),
         cmocka_unit_test(avx2),
         cmocka_unit_test(avx512),
+        cmocka_unit_test(avx512_bf16),
         cmocka_unit_test(documents_of_a_whole_sequence),
         cmocka_unit_test(nothing_seen_is_nothing_added),
         cmocka_unit_test(gradients_add_to_what_is_given),
