@@ -104,14 +104,13 @@ static void put(struct shelves *s, const struct tn_block *b)
 /* The highest end of what meets b in time, at least `at`. */
 static int64_t highest_end(const struct shelf *shelf, const struct tn_block *b, int64_t at)
 {
-    size_t low = 0, high = shelf->n;
-    while (low < high) { /* the first that lasts until b begins */
-        size_t middle = (low + high) / 2;
-        *(shelf->span[middle].last < b->first ? &low : &high) =
-            shelf->span[middle].last < b->first ? middle + 1 : middle;
+    const struct span *span = shelf->span, *end = span + shelf->n;
+    for (size_t n = shelf->n, half; n > 1; n -= half) { /* the first that lasts until b begins */
+        half = n / 2;
+        span += span[half - 1].last < b->first ? half : 0;
     }
-    for (; low < shelf->n && shelf->span[low].first <= b->last && at < shelf->end; low++)
-        at = shelf->span[low].end > at ? shelf->span[low].end : at;
+    for (; span < end && span->first <= b->last && at < shelf->end; span++)
+        at = span->end > at ? span->end : at;
     return at;
 }
 

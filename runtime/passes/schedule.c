@@ -207,6 +207,19 @@ static void find_roots(struct scheduler *s)
     }
 }
 
+/* Each op of a micro-batch once for each, with what it makes. */
+static void reserve(const struct scheduler *s)
+{
+    size_t values = s->p->n_values, ops = 0;
+    TN_EACH_OP(s->p, op) {
+        const struct tn_op_data *o = &s->p->ops[op];
+        size_t times = tn_region_per_micro(o->region) ? (size_t)s->micro_batches : 1;
+        values += times * o->n_out;
+        ops += times;
+    }
+    tn_program_reserve(s->flat, values, ops);
+}
+
 static void find_used(struct scheduler *s)
 {
     TN_EACH_OP(s->p, op)
@@ -299,6 +312,7 @@ void tn_schedule(const struct tn_program *p, struct tn_program *flat, int32_t mi
     s.used = tables + 3 * n;
     s.micro = tables + 4 * n;
     s.runs = s.micro + n * (size_t)micro_batches;
+    reserve(&s);
     find_roots(&s);
     find_used(&s);
     for (tn_value v = 1; v <= p->n_values; v++) /* persistent memory of this rank's ops, in the order of the model */

@@ -17,7 +17,10 @@
 #define ORDER_SMALL_STEP ((int64_t)1 << 16)
 
 struct tn_names {
-    tn_value *slot;
+    struct name_slot {
+        uint32_t hash; /* of the name, so that names are read only where it is the same */
+        tn_value v;    /* 0: empty */
+    } * slot;
     size_t cap, used; /* cap is a power of two */
 };
 
@@ -29,6 +32,12 @@ void tn_program_init(struct tn_program *p, const struct tn_mesh *mesh, const int
     tn_uses_init(p);
     p->values = tn_arena_grow(&p->arena, NULL, sizeof *p->values, &p->cap_values, 64);
     p->ops = tn_arena_grow(&p->arena, NULL, sizeof *p->ops, &p->cap_ops, 64);
+}
+
+void tn_program_reserve(struct tn_program *p, size_t values, size_t ops)
+{
+    p->values = tn_arena_grow(&p->arena, p->values, sizeof *p->values, &p->cap_values, values + 2);
+    p->ops = tn_arena_grow(&p->arena, p->ops, sizeof *p->ops, &p->cap_ops, ops + 2);
 }
 
 void tn_program_finish(struct tn_program *p)
@@ -98,18 +107,25 @@ void tn_program_drop(struct tn_program *copy)
 
 /* names */
 
-static size_t slot_of(const struct tn_program *p, const char *name)
+static uint32_t hash_of(const char *name)
+{
+    return (uint32_t)XXH3_64bits(name, strlen(name));
+}
+
+/* Where the name is, or an empty slot for it; `name` NULL: it is nowhere. */
+static struct name_slot *slot_of(const struct tn_program *p, uint32_t hash, const char *name)
 {
     const struct tn_names *names = p->names;
-    size_t at = (size_t)XXH3_64bits(name, strlen(name)) & (names->cap - 1);
-    while (names->slot[at] && strcmp(p->values[names->slot[at]].name, name) != 0)
-        at = (at + 1) & (names->cap - 1);
-    return at;
+    size_t at = hash & (names->cap - 1);
+    for (; names->slot[at].v; at = (at + 1) & (names->cap - 1))
+        if (name && names->slot[at].hash == hash && strcmp(p->values[names->slot[at].v].name, name) == 0)
+            break;
+    return &names->slot[at];
 }
 
 tn_value tn_value_find(const struct tn_program *p, const char *name)
 {
-    return p->names->cap ? p->names->slot[slot_of(p, name)] : 0;
+    return p->names->cap ? slot_of(p, hash_of(name), name)->v : 0;
 }
 
 static void name_add(struct tn_program *p, tn_value v)
@@ -120,15 +136,16 @@ static void name_add(struct tn_program *p, tn_value v)
         names->cap = old.cap ? 2 * old.cap : 256;
         names->slot = tn_arena_alloc(&p->arena, names->cap * sizeof *names->slot);
         for (size_t i = 0; i < old.cap; i++)
-            if (old.slot[i])
-                names->slot[slot_of(p, p->values[old.slot[i]].name)] = old.slot[i];
+            if (old.slot[i].v)
+                *slot_of(p, old.slot[i].hash, NULL) = old.slot[i];
     }
-    size_t at = slot_of(p, p->values[v].name);
-    if (names->slot[at]) {
+    uint32_t hash = hash_of(p->values[v].name);
+    struct name_slot *slot = slot_of(p, hash, p->values[v].name);
+    if (slot->v) {
         tn_program_error(p, 0, "two values are named %s", p->values[v].name);
         return;
     }
-    names->slot[at] = v;
+    *slot = (struct name_slot){ .hash = hash, .v = v };
     names->used++;
 }
 

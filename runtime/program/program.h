@@ -104,6 +104,8 @@ struct tn_program {
 };
 
 void tn_program_init(struct tn_program *p, const struct tn_mesh *mesh, const int32_t *coord);
+/* Room for so many, for who knows before how many will be made. */
+void tn_program_reserve(struct tn_program *p, size_t values, size_t ops);
 void tn_program_finish(struct tn_program *p);
 /* A copy with the same ids, as of the busiest rank (plan.h of the ABI); the original outlives it. NULL: no memory. */
 struct tn_program *tn_program_copy(const struct tn_program *p);
