@@ -194,7 +194,7 @@ class Disk(MemoryTest):
     def test_a_killed_rank_leaves_no_file(self):
         words = self.AWAY + settings(job={"steps": 100000}, dp={"size": 2}, strategies={"chain": "dp, offload"})
         run = self.start("run", "job.ini", *words, "--metrics", "metrics")
-        self.assertTrue(until(lambda: len(self.metrics()) > 2, 40), run.stderr)
+        self.assertTrue(until(lambda: len(self.metrics()) > 2), run.stderr)
         files = self.open_files(run.rank(1))
         self.assertTrue(any(self.path("disk") in file and "(deleted)" in file for file in files), files)
         self.assertEqual(os.listdir(self.path("disk")), [])

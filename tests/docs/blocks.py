@@ -29,7 +29,7 @@ BLOCK = re.compile(r"(<!-- tenon (?P<command>.*?) -->\n\n?)(?P<text>(?:(?:    .*
 
 def run(tenon, arguments, code):
     done = subprocess.run([tenon, *arguments.split()], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=60, check=False)
+                          timeout=200, check=False)
     if done.returncode != code:
         sys.exit("tenon %s: exit code %d: %s" % (arguments, done.returncode, done.stderr))
     text = done.stderr if code else done.stdout

@@ -37,7 +37,7 @@ from layouts import (BF16, BOUNDS, GPT2, HARDLY_ANY, LLAMA, MASKED, PRINTED, QWE
                      Layout, grid)
 
 STEPS, BATCH, SEQUENCE = 10, 8, 16
-SECONDS_A_RUN = 120
+SECONDS_A_RUN = 300
 WORKERS = 2
 HOSTS = "aaabbabbccdcddab"  # of ranks on hier, which on one host would be what is inside
 MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-n"]
@@ -66,7 +66,7 @@ schedule = constant
 lr = 1e-3
 eps = 1e-5
 [comm]
-timeout = 30s
+timeout = 100s
 [device]
 plugin = cpu
 """

@@ -38,7 +38,7 @@ shares = 1, 3
 
 def run(tenon, folder, *arguments):
     command = [tenon, *arguments[:1], os.path.join(folder, "job.ini"), *arguments[1:]]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
 def main(tenon):

@@ -53,7 +53,7 @@ def dump(tenon, manifest, rank, settings, stage):
     command = [tenon, "dump", manifest, "--after", stage, "--rank", str(rank)]
     for setting in settings:
         command += ["--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     if done.returncode != 0:
         sys.exit("%s\n%s" % (" ".join(command), done.stderr))
     lines = done.stdout.splitlines(keepends=True)
