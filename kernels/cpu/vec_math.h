@@ -53,13 +53,14 @@ INLINE float rounded(float value, int bf16)
     return bf16 ? float_of((uint32_t)bf16_of(value) << 16) : value;
 }
 
-/* A half's exponent and fraction moved to a float's place are off by 2^112, also for subnormals. */
+/* A half's exponent and fraction moved to a float's place are off by 2^112; a subnormal half is a number of 2^-24. No
+ * subnormal float comes up, which kernels take as zero (flush.h). */
 INLINE float f16_load(uint16_t half)
 {
     uint32_t magnitude = (uint32_t)(half & 0x7fffu) << 13;
-    float scaled = float_of(magnitude) * 0x1p112f;
-    uint32_t special = magnitude | 0x7f800000u; /* infinity and NaN */
-    uint32_t bits = magnitude >= 0x0f800000u ? special : bits_of(scaled);
+    uint32_t subnormal = bits_of((float)(int32_t)(half & 0x3ffu) * 0x1p-24f);
+    uint32_t bits = magnitude < 0x00800000u ? subnormal : magnitude + 0x38000000u;
+    bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : bits; /* infinity and NaN */
     return float_of(bits | (uint32_t)(half & 0x8000u) << 16);
 }
 
