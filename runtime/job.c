@@ -152,6 +152,7 @@ static tn_status lower(struct tn_job *job, int mode, int64_t batch, int64_t sequ
 end:
     return outcome(job, p, problems);
 }
+
 /* From there to what this rank runs. */
 static tn_status bind(struct tn_job *job, const struct tn_plan *base, const struct tn_watch *watch,
                       struct tn_compiled *c)

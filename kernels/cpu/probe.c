@@ -5,6 +5,7 @@
  * that it had a core, so that others who keep the cores busy do not lower it: MFU compares with what the cores can
  * do. */
 #include <omp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -186,7 +187,8 @@ static void name_processor(struct cpu *cpu)
 tn_status cpu_probe(struct cpu *cpu, struct tn_device_info *info)
 {
     name_processor(cpu);
-    measure(cpu);
+    if (info->struct_size > offsetof(struct tn_device_info, peak_flops_f32))
+        measure(cpu);
     struct tn_device_info all = {
         .struct_size = info->struct_size,
         .threads = (uint32_t)cpu->threads,
