@@ -8,24 +8,29 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "shm.h"
 
 enum { PAGE = 4096, HUGE = 2 << 20, SKEW = 3 * 4096 + 320, SLICE_MS = 50, HELLO = 0x6f6c6c65 };
-#define LAYOUT UINT64_C(0x73680002) /* changes whenever the shared layout in shm.h does */
+#define LAYOUT UINT64_C(0x73680003) /* changes whenever the shared layout in shm.h does */
 
 /* What each rank says of itself before anything is shared. */
 struct card {
     uint64_t host_id, layout;
-    int32_t rank; /* in the world */
+    uint64_t pid_space; /* the namespace in which pid is its number; 0: not known */
+    int32_t rank;       /* in the world */
+    int32_t pid;
 };
 
 /* What goes over a socket. */
@@ -88,15 +93,26 @@ static const char *key_of(const struct shm *s, const char *what, int32_t number,
     return key;
 }
 
+static uint64_t pid_space(void)
+{
+    struct stat of;
+    return stat("/proc/self/ns/pid", &of) == 0 ? (uint64_t)of.st_ino : 0;
+}
+
 /* Who is on this host; nobody asks about other hosts. */
 static tn_status find_host(struct shm *s, uint64_t deadline)
 {
-    struct card mine = { s->bootstrap.host_id, LAYOUT, s->bootstrap.rank };
+    struct card mine = { .host_id = s->bootstrap.host_id,
+                         .layout = LAYOUT,
+                         .pid_space = pid_space(),
+                         .rank = s->bootstrap.rank,
+                         .pid = (int32_t)getpid() };
     char key[64];
     int32_t world = s->bootstrap.size;
     s->world = s->host->alloc(s->host, (uint64_t)s->n * sizeof *s->world);
     s->seats = s->host->alloc(s->host, (uint64_t)world * sizeof *s->seats);
-    if (!s->world || !s->seats)
+    s->pids = s->host->alloc(s->host, (uint64_t)s->n * sizeof *s->pids);
+    if (!s->world || !s->seats || !s->pids)
         return s->host->fail(s->host, TN_NO_MEMORY, "shm: no memory for %d ranks", (int)world);
     for (int32_t i = 0; i < world; i++)
         s->seats[i] = -1;
@@ -112,8 +128,30 @@ static tn_status find_host(struct shm *s, uint64_t deadline)
                                  (int)s->bootstrap.rank);
         s->world[r] = card.rank;
         s->seats[card.rank] = r;
+        s->pids[r] = card.pid_space && card.pid_space == mine.pid_space ? card.pid : 0;
     }
     return st;
+}
+
+/* A process that ended but which its parent has not asked for yet still takes signals; its descriptor tells. */
+int shm_is_gone(const struct shm *s, int32_t seat)
+{
+    int32_t pid = s->pids[seat];
+    if (!pid)
+        return 0;
+    if (kill(pid, 0) != 0)
+        return errno == ESRCH;
+#ifdef SYS_pidfd_open
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (fd < 0)
+        return errno == ESRCH;
+    struct pollfd p = { .fd = fd, .events = POLLIN };
+    int has_ended = poll(&p, 1, 0) > 0;
+    close(fd);
+    return has_ended;
+#else
+    return 0;
+#endif
 }
 
 /* ---- sockets ---- */

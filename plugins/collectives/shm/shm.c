@@ -136,6 +136,7 @@ static void destroy(void *self)
     shm_disconnect(s);
     s->host->release(s->host, s->world);
     s->host->release(s->host, s->seats);
+    s->host->release(s->host, s->pids);
     while (s->pools) {
         struct shm_pool *next = s->pools->next;
         s->host->release(s->host, s->pools);

@@ -144,6 +144,7 @@ struct tn_request {
     struct tn_comm *comm;
     struct tn_request *next; /* free list, or the queue of a flow */
     tn_status status;        /* TN_PENDING, then the outcome */
+    uint64_t told_ns;        /* when a wait for it first heard of a death */
     uint32_t op, dtype, red, esize;
     int32_t root; /* of broadcast; the other side of send and recv */
     uint64_t number, count;
@@ -214,6 +215,7 @@ struct shm {
     int32_t rank, n; /* among the ranks of this host, which alone take part */
     int32_t *world;  /* their ranks in the world */
     int32_t *seats;  /* of each rank of the world: its place here, -1: it is on another host */
+    int32_t *pids;   /* 0: in another namespace of processes */
     int any_host;    /* the option */
     int64_t spin_option_us;
     uint64_t spin_ns, timeout_ns, next_poll_ns;
@@ -245,6 +247,8 @@ tn_status shm_poll(struct shm *s, uint64_t now);
 /* segment.c */
 tn_status shm_connect(struct shm *s, uint64_t deadline);
 void shm_disconnect(struct shm *s);
+/* Whether the process of a rank of this host has ended. */
+int shm_is_gone(const struct shm *s, int32_t seat);
 /* Returns once all ranks called it. */
 tn_status shm_gather(struct shm *s, uint64_t deadline, const char *what);
 tn_status shm_mem_alloc(void *self, uint64_t bytes, void **memory);

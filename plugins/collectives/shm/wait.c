@@ -47,7 +47,11 @@
 
 #include "shm.h"
 
-enum { TEST_POLL = 256 /* calls of test between two looks at the bootstrap */, WRITING_MS = 100 };
+enum {
+    TEST_POLL = 256, /* calls of test between two looks at the bootstrap */
+    WRITING_MS = 100,
+    PATIENCE_NS = 500 * 1000 * 1000
+};
 
 static inline void relax(void)
 {
@@ -254,6 +258,21 @@ static tn_status give_up(struct tn_request *r, uint64_t timeout_ns)
     return shm_error(r->comm, TN_TIMEOUT, missing, r, "%s after %.1f s", text, (double)timeout_ns / 1e9);
 }
 
+/* The member whose process has ended with its part undone. One that is late runs on. */
+static int32_t gone_rank(const struct tn_request *r)
+{
+    struct tn_comm *c = r->comm;
+    for (int32_t i = 0; i < c->n; i++) {
+        int is_awaited =
+            r->op >= TN_CALL_SEND ? i == r->root : atomic_load(&c->block->members[i].completed) <= r->number;
+        if (i != c->me && is_awaited && shm_is_gone(c->shm, c->seats[i]))
+            return c->ranks[i];
+    }
+    return -1;
+}
+
+/* A death somewhere in the job. While the members live it may be none of this group's business: whoever is late has a
+ * moment to come, so that it is not named for the one that died. */
 static void check_peers(struct tn_request *r, uint64_t now)
 {
     tn_status st = shm_poll(r->comm->shm, now);
@@ -263,7 +282,12 @@ static void check_peers(struct tn_request *r, uint64_t now)
     if (r->status != TN_PENDING)
         return;
     char text[256];
-    int32_t missing = missing_rank(r);
+    int32_t missing = gone_rank(r);
+    r->told_ns = r->told_ns ? r->told_ns : now;
+    if (missing < 0 && now - r->told_ns < PATIENCE_NS)
+        return;
+    if (missing < 0)
+        missing = missing_rank(r);
     describe(r, missing, text, sizeof text);
     shm_comm_fail(r->comm, TN_PEER, missing, r, "%s, and a rank of the job has died", text);
     shm_advance(r->comm->shm, 0);
