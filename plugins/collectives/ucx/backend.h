@@ -212,7 +212,7 @@ struct backend {
     ucp_worker_h worker;
     int event_fd, signal_fd;
     struct ucx_peer *peers;
-    int is_crowded, has_dead, is_broken, has_no_shared_memory;
+    int is_crowded, has_dead, is_broken, has_no_shared_memory, has_blamed;
     uint64_t spin_ns, next_poll_ns, dead_ns;
     /* messages */
     struct ucx_in *inbox, **inbox_last, *free_in;

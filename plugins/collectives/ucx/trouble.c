@@ -19,7 +19,7 @@
 enum {
     SPLIT_NS = 1000 * 1000 * 1000,
     DEAD_NS = 1000 * 1000 * 1000,
-    PATIENCE_NS = 200 * 1000 * 1000,
+    PATIENCE_NS = 500 * 1000 * 1000,
     ASK_NS = 400 * 1000 * 1000,
     ANSWER_NS = 100 * 1000 * 1000
 };
@@ -58,6 +58,29 @@ tn_status ucx_error(struct tn_comm *c, const struct tn_request *r, tn_status sta
     return c->backend->host->fail(c->backend->host, status, "%s", c->error_text);
 }
 
+static const char *blame_key(int32_t rank, char *key, size_t bytes)
+{
+    snprintf(key, bytes, "ucx/blames/%d", (int)rank);
+    return key;
+}
+
+/* Whoever ends because of a death says so before, for it is gone then as well. */
+static void say_blame(struct backend *b, int32_t peer)
+{
+    char key[48];
+    if (!b->has_blamed)
+        (void)b->bootstrap.put(b->bootstrap.ctx, blame_key(b->rank, key, sizeof key), &peer, sizeof peer);
+    b->has_blamed = 1;
+}
+
+static int has_blamed(const struct backend *b, int32_t rank)
+{
+    char key[48];
+    int32_t peer;
+    uint32_t bytes = sizeof peer;
+    return b->bootstrap.get(b->bootstrap.ctx, blame_key(rank, key, sizeof key), &peer, &bytes) == TN_OK;
+}
+
 static void end_list(struct tn_request *r, tn_status status)
 {
     while (r) {
@@ -83,6 +106,8 @@ void ucx_comm_fail(struct tn_comm *c, const struct tn_request *r, tn_status stat
     va_end(args);
     c->failed = status;
     c->backend->is_broken = 1;
+    if (status == TN_PEER)
+        say_blame(c->backend, peer);
     end_list(c->first, status);
     end_list(c->messages, status);
     c->first = c->last = c->messages = c->owner = NULL;
@@ -156,12 +181,18 @@ static int is_gone(const struct backend *b, int32_t rank)
     return p->is_dead || (p->is_near && kill(p->pid, 0) < 0 && errno == ESRCH);
 }
 
+/* Of several the one that ended without having blamed another. */
 static int32_t first_gone(const struct tn_comm *c)
 {
-    for (int32_t i = 0; i < c->n; i++)
-        if (i != c->me && is_gone(c->backend, c->ranks[i]))
+    int32_t gone = -1;
+    for (int32_t i = 0; i < c->n; i++) {
+        if (i == c->me || !is_gone(c->backend, c->ranks[i]))
+            continue;
+        if (!has_blamed(c->backend, c->ranks[i]))
             return c->ranks[i];
-    return -1;
+        gone = gone < 0 ? c->ranks[i] : gone;
+    }
+    return gone;
 }
 
 /* The answers to the round before this one count, while those to this one are on their way. */
@@ -192,10 +223,12 @@ int32_t ucx_missing(struct tn_request *r, uint64_t patience_ns)
         return gone;
     if (patience_ns) {
         ask_all(c, r->number, now);
-        while (r->status == TN_PENDING && !have_all_answered(c) && ucx_now() < until_ns)
+        while (r->status == TN_PENDING && gone < 0 && !have_all_answered(c) && ucx_now() < until_ns) {
             if (!ucx_advance(c->backend))
                 ucx_sleep(c->backend, until_ns);
-        return r->status == TN_PENDING ? first_absent(c, 1) : -1;
+            gone = first_gone(c); /* a lost connection shows once something was sent over it */
+        }
+        return r->status != TN_PENDING ? -1 : gone >= 0 ? gone : first_absent(c, 1);
     }
     if (!c->round || c->asked != r->number || (c->round == 1 && now - c->asked_ns < ANSWER_NS))
         return -1;
@@ -242,8 +275,10 @@ void ucx_failed_there(struct tn_comm *c, const struct ucx_head *h)
 {
     const struct tn_request *r = ucx_op_find(c, h->number);
     int32_t rank = h->piece < (uint32_t)c->n ? c->ranks[h->piece] : -1;
-    if (rank == c->backend->rank) /* we are not: it only thought so */
-        rank = -1;
+    if (rank < 0 || !is_gone(c->backend, rank)) { /* the other may have taken one that is late for the one that died */
+        int32_t gone = first_gone(c);
+        rank = gone >= 0 ? gone : rank == c->backend->rank ? -1 : rank;
+    }
     if (rank >= 0)
         ucx_comm_fail(c, r ? r : c->first, TN_PEER, rank, "rank %d is missing, and a rank of the job has died",
                       (int)rank);
