@@ -37,7 +37,7 @@ struct tn_bootstrap {
     tn_status (*put)(void *ctx, const char *key, const void *data, uint32_t bytes);
     /* Copies at most *bytes; sets *bytes to the length. TN_PENDING until someone put it. */
     tn_status (*get)(void *ctx, const char *key, void *data, uint32_t *bytes);
-    /* TN_OK; TN_PEER once a rank of the job is known to have died. */
+    /* TN_OK; TN_PEER once a rank of the job, of whatever group, is known to have died. */
     tn_status (*poll)(void *ctx);
 };
 
@@ -83,7 +83,7 @@ struct tn_collective {
     void (*comm_destroy)(struct tn_comm *comm);
     void (*comm_abort)(struct tn_comm *comm); /* [any] all its requests end with TN_ABORTED */
 
-    /* [comm] Operations. */
+    /* [comm] Operations. Where the group has failed already, the call fails the same way. */
     tn_status (*all_reduce)(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
                             uint32_t red, struct tn_queue *q, struct tn_request **r);
     tn_status (*all_gather)(struct tn_comm *c, const void *send, void *recv, uint64_t count, uint32_t dtype,
@@ -110,7 +110,9 @@ struct tn_collective {
     tn_status (*wait)(struct tn_request *r, uint64_t timeout_ns);
     void (*progress)(void *self);
 
-    /* What the comm's last failure or time-out was about. Caller sets struct_size. [comm] */
+    /* What the comm's last failure or time-out was about. Caller sets struct_size. [comm]
+     * After a death: a member that has ended, rather than one that is late or ended because of it, as far as
+     * the backend can tell them apart. */
     tn_status (*last_error)(struct tn_comm *c, struct tn_comm_error *error);
 };
 

@@ -49,6 +49,7 @@ static const struct test {
     { "conflict", test_conflict, FEW_SIZES, -1 },
     { "message_conflict", test_message_conflict, FEW_SIZES, -1 },
     { "killed", test_killed, PROCESSES_ONLY | FEW_SIZES, 1 },
+    { "killed_and_late", test_killed_and_late, PROCESSES_ONLY | FEW_SIZES, 1 },
     { "killed_while_busy", test_killed_while_busy, PROCESSES_ONLY | FEW_SIZES, 1 },
     { "group_timeout", test_group_timeout, FEW_SIZES, -1 },
     { "groups_without_leak", test_groups_without_leak, FEW_SIZES, -1 },

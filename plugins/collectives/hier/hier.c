@@ -157,17 +157,22 @@ static int32_t find_silent(const struct tn_comm *c, uint64_t until_ns)
     return -1;
 }
 
-/* Only for who gives up: it takes a while, and is said once. */
-static int32_t find_culprit(struct tn_comm *c, int32_t peer)
+/* Only for who gives up: it takes a while, and is said once. After a death whoever still speaks is not the one. */
+static int32_t find_culprit(struct tn_comm *c, int32_t peer, int is_death)
 {
     const struct tn_bootstrap *boot = &c->hier->bootstrap;
     uint64_t until_ns = hier_now() + HEAR_NS;
+    if (peer == boot->rank) /* a neighbour only thought so, and this one came late to hear it */
+        peer = -1;
     say_blame(boot, peer);
     for (int hop = 0; hop < HOPS && peer >= 0; hop++) {
         int32_t next = -1;
-        if (hear_blame(boot, peer, until_ns, &next) != TN_OK || next == peer || next == boot->rank)
+        if (hear_blame(boot, peer, until_ns, &next) != TN_OK)
             return peer;
-        peer = next;
+        int is_circle = next == peer || next == boot->rank;
+        if (is_circle && !is_death)
+            return peer;
+        peer = is_circle ? -1 : next;
     }
     return find_silent(c, until_ns);
 }
@@ -258,7 +263,7 @@ void hier_fail(struct tn_comm *c, const struct tn_request *r, const struct side 
     c->is_late = 0;
     keep_error(c, r, error.peer);
     if (status == TN_PEER && r) {
-        c->error.peer = find_culprit(c, error.peer);
+        c->error.peer = find_culprit(c, error.peer, 1);
         describe_wait(c, ", and a rank of the job has died");
     } else if (hear_failure(c, &status)) {
         atomic_store(&c->aborted, status == TN_ABORTED);
@@ -295,7 +300,7 @@ static void tell_late(struct tn_comm *c)
     ask_below(c->late_side, c->late_below, &error);
     if (c->is_message)
         say_blame(&c->hier->bootstrap, error.peer);
-    c->error.peer = c->is_message ? error.peer : find_culprit(c, error.peer);
+    c->error.peer = c->is_message ? error.peer : find_culprit(c, error.peer, 0);
     if (c->is_passed)
         c->error.op_number = error.op_number;
     if (c->is_passed && error.message && c->error.peer == error.peer)
