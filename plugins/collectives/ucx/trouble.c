@@ -1,9 +1,8 @@
 /* Trouble: errors and their texts, who is missing, who is gone, members that call different things.
  *
  * Who is missing is asked only once a wait takes long: each member answers whether it has come to the collective in
- * question; one that does not answer is dead, stopped, cut off or busy elsewhere, and is as missing as one that has not
- * come. That costs nothing as long as all goes well, and names the cause rather than the neighbour that waits for it,
- * too.
+ * question; one that does not answer is dead, stopped, cut off or busy elsewhere. That costs nothing as long as all goes
+ * well, and names the cause rather than the neighbour that waits for it, too.
  *
  * Members that call different things: whoever sees a message that does not fit its operation tells all what it calls
  * itself, and so does everyone who hears that. Each compares with member 0, so all come to the same verdict. */
@@ -195,13 +194,20 @@ static int32_t first_gone(const struct tn_comm *c)
     return gone;
 }
 
-/* The answers to the round before this one count, while those to this one are on their way. */
+/* A member that does not answer before one that says it has not come: that one may be waiting, elsewhere, for the first.
+ * The answers to the round before this one count, while those to this one are on their way. */
 static int32_t first_absent(const struct tn_comm *c, int are_late)
 {
-    for (int32_t i = 0; i < c->n; i++)
-        if (i != c->me && (!c->answers[i].is_there || c->answers[i].round + (are_late ? 0 : 1) < c->round))
+    int32_t absent = -1;
+    for (int32_t i = 0; i < c->n; i++) {
+        if (i == c->me)
+            continue;
+        if (c->answers[i].round + (are_late ? 0 : 1) < c->round)
             return c->ranks[i];
-    return -1;
+        if (!c->answers[i].is_there && absent < 0)
+            absent = c->ranks[i];
+    }
+    return absent;
 }
 
 static int have_all_answered(const struct tn_comm *c)
