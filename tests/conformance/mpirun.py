@@ -26,7 +26,9 @@ def run(n, test, arguments):
         command = ["mpirun", "--oversubscribe", "--allow-run-as-root", "-n", str(n), conformance, "--joined",
                    os.path.join(folder, "words"), "--test", test, "--groups", GROUPS, *arguments]
         try:
-            code = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=100).returncode
+            # Two at a time would get in each other's way in one folder of sessions.
+            code = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=100,
+                                  env={**os.environ, "TMPDIR": folder}).returncode
         except subprocess.TimeoutExpired:
             code = "still running after 100 s"
     print("%-20s %d ranks%s  %s" % (test, n, ", verified" if "--over" in arguments else "", "FAILED" if code else "ok"),

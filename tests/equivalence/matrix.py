@@ -463,6 +463,9 @@ class Runner:
             backend = overrides["comm.backend"] = self.backend
         if backend == "mpi":
             command = [*MPIRUN, str(ranks), *command]
+            sessions = self.folder / f"{name}.mpi"  # of its own: two at a time get in each other's way
+            sessions.mkdir()
+            env["TMPDIR"] = str(sessions)
         if self.hosts or backend == "hier":
             env["TENON_SIMULATE_HOSTS"] = self.hosts or HOSTS
         code, out, err = run(command + as_flags(overrides), env)
