@@ -47,6 +47,8 @@ class Mpirun(JobTest):
         """Each job finds a port of its own."""
         long = self.start(*MPIRUN, 2, TENON, "run", "job.ini", *layout(tp=2), "--steps", 100000)
         self.assertTrue(until(lambda: "step 1/" in long.stderr), long.stderr)
+        for pid in long.processes():  # it keeps its port, and leaves the cores to the other
+            os.kill(pid, signal.SIGSTOP)
         self.mpirun(2, "other", *layout(tp=2))
         self.assertIsNone(long.process.poll(), long.stderr)
 
