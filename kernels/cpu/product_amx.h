@@ -111,7 +111,7 @@ INLINE void multiply_tiles(const uint32_t *a, const uint32_t *b, int64_t words, 
     _tile_stored(3, sums + LOWER + AMX_SIDE, ROW);
 }
 
-/* The same by tile registers. A run is done in pieces of depth whose part of a's panel stays in L1; between them the
+/* A run by tile registers, in pieces of depth whose part of a's panel stays in L1; between them the
  * sums of a panel's tiles wait in memory. */
 static void run_tiles(const struct cpu_part *p, const struct run *run, const struct scratch *scratch)
 {
