@@ -189,20 +189,17 @@ INLINE void multiply_columns(int pairs, int vectors, const struct product *p, in
                        (const float *)(const void *)p->b + column, p->b_row, p->k, p->add);
 }
 
-/* Rows of a product are done in units of this; strips of triangles too, of at least 16. */
-INLINE int row_unit(int pairs)
-{
-    return pairs && HAS_TILES ? 32 : ROWS;
-}
-
-INLINE int rows_up(int pairs, int rows)
-{
-    return (rows + row_unit(pairs) - 1) / row_unit(pairs) * row_unit(pairs);
-}
-
+/* Rows of a strip of a triangle; where tile registers multiply, a block of theirs. */
 INLINE int strip_of(int pairs)
 {
     return pairs && HAS_TILES ? 32 : 16;
+}
+
+/* Rows that a product does for so many: whole blocks. */
+INLINE int rows_up(int pairs, int rows)
+{
+    int block = pairs && HAS_TILES ? strip_of(pairs) : ROWS;
+    return (rows + block - 1) / block * block;
 }
 
 /* A panel of b's columns at a time, which stays in the first cache. */

@@ -9,7 +9,7 @@
 #include "amx.h"
 #include "product_core.h"
 
-enum { HALVES = 2, PANEL = HALVES * AMX_SIDE };
+enum { PANEL = TILE_SIDE, HALVES = PANEL / AMX_SIDE };
 
 INLINE uint32_t ones(int64_t n)
 {
@@ -111,8 +111,8 @@ INLINE void multiply_tiles(const uint32_t *a, const uint32_t *b, int64_t words, 
     _tile_stored(3, sums + LOWER + AMX_SIDE, ROW);
 }
 
-/* A run by tile registers, in pieces of depth whose part of a's panel stays in L1; between them the
- * sums of a panel's tiles wait in memory. */
+/* A run by tile registers, in pieces of depth whose part of a's panel stays in L1; between them the sums of a panel's
+ * tiles wait in memory. */
 static void run_tiles(const struct cpu_part *p, const struct run *run, const struct scratch *scratch)
 {
     struct finish finish = finish_of(p, run, scratch->c);
@@ -120,6 +120,7 @@ static void run_tiles(const struct cpu_part *p, const struct run *run, const str
     int64_t k = 2 * run->word, k_left = p->k - k, words = round_up(run->words, AMX_SIDE);
     struct lanes a = lanes_of(&p->a, run->row, p->a.row_step, k, p->a.col_step, 1);
     pack_tiles(&a, scratch->a, run->rows, words, k_left, 1);
+    amx_begin();
     for (int64_t at = 0; at < run->cols; at += TILES_L2) {
         int64_t cols = least(run->cols - at, TILES_L2);
         struct lanes b = lanes_of(&p->b, run->col + at, p->b.col_step, k, p->b.row_step, 1);
@@ -136,6 +137,8 @@ static void run_tiles(const struct cpu_part *p, const struct run *run, const str
                                             least(cols - col, PANEL) };
                 }
     }
+    amx_end();
     finish_sums(&finish, &before, 0, PANEL);
 }
+
 #endif

@@ -31,11 +31,10 @@ enum { DEPTH = 768, COLS_L2 = 4 * COLS, ROWS_L3 = 128 * ROWS, COLS_L3 = 32 * COL
 /* The same by tile registers; and of a run, what is done at once so that a's part of it stays in L1. */
 #if defined(__AMX_BF16__)
 #define HAS_TILES 1
-enum { TILES_DEPTH = 512, TILES_L2 = 512, TILES_L1 = 192 };
 #else
 #define HAS_TILES 0
-enum { TILES_DEPTH = DEPTH, TILES_L2 = COLS_L2 };
 #endif
+enum { TILES_DEPTH = 512, TILES_L2 = 512, TILES_L1 = 192, TILE_WORDS = 16, TILE_SIDE = 32 };
 
 static int64_t least(int64_t a, int64_t b)
 {
@@ -63,7 +62,7 @@ static int64_t depth_of(const struct cpu_part *p)
 {
     int64_t words = words_of(p->k, p->bf16), most = by_tiles(p) ? TILES_DEPTH : DEPTH,
             count = (words + most - 1) / most;
-    return count ? round_up((words + count - 1) / count, by_tiles(p) ? 16 : 1) : 0;
+    return count ? round_up((words + count - 1) / count, by_tiles(p) ? TILE_WORDS : 1) : 0;
 }
 
 /* Words of a panel of a; a line more than it needs, so that panels do not meet in the same sets of the cache. */
@@ -311,16 +310,12 @@ static int keeps_c(const struct cpu_part *p)
 static struct scratch scratch_of(const struct cpu_part *p, char *base)
 {
     int64_t depth = depth_of(p), m = least(p->m, ROWS_L3), n = least(p->n, COLS_L3);
-    size_t a = (size_t)(round_up(m, COLS) / ROWS * panel_of(depth)) * 4,
-           b = (size_t)(round_up(least(n, COLS_L2), COLS) * depth) * 4;
-    size_t c = keeps_c(p) ? (size_t)round_up(m * n, 16) * 4 : 0;
-    if (by_tiles(p)) {
-        a = (size_t)(round_up(m, 32) * depth) * 4;
-        b = (size_t)(round_up(least(n, TILES_L2), 32) * depth) * 4;
-    }
-    a = (a + 63) / 64 * 64;
-    b = (b + 63) / 64 * 64;
-    size_t sums = by_tiles(p) ? (size_t)TILES_L2 * 32 * 4 : 0;
+    int tiles = by_tiles(p);
+    int64_t a_words = tiles ? round_up(m, TILE_SIDE) * depth : round_up(m, COLS) / ROWS * panel_of(depth);
+    int64_t b_words =
+        tiles ? round_up(least(n, TILES_L2), TILE_SIDE) * depth : round_up(least(n, COLS_L2), COLS) * depth;
+    size_t a = (size_t)round_up(a_words, 16) * 4, b = (size_t)round_up(b_words, 16) * 4;
+    size_t c = keeps_c(p) ? (size_t)round_up(m * n, 16) * 4 : 0, sums = tiles ? (size_t)TILES_L2 * TILE_SIDE * 4 : 0;
     return (struct scratch){ (uint32_t *)(void *)base, (uint32_t *)(void *)(base + a), (float *)(void *)(base + a + b),
                              (float *)(void *)(base + a + b + c), a + b + c + sums };
 }
@@ -378,6 +373,8 @@ INLINE void run_of(const struct cpu_part *p, const struct run *run, const struct
 
 #if HAS_TILES
 #include "product_amx.h"
+#else
+#define run_tiles(p, run, scratch) ((void)0)
 #endif
 
 INLINE void part(const struct cpu_part *p, char *memory, int bf16)
@@ -391,13 +388,10 @@ INLINE void part(const struct cpu_part *p, char *memory, int bf16)
                 run.rows = least(p->m - run.row, ROWS_L3);
                 run.cols = least(p->n - run.col, COLS_L3);
                 run.words = least(words - run.word, depth);
-#if HAS_TILES
-                if (bf16) {
+                if (HAS_TILES && bf16)
                     run_tiles(p, &run, &scratch);
-                    continue;
-                }
-#endif
-                run_of(p, &run, &scratch, bf16);
+                else
+                    run_of(p, &run, &scratch, bf16);
             }
 }
 
@@ -409,13 +403,7 @@ static void part_f32(const struct cpu_part *p, char *memory)
 #if defined(__AVX512BF16__)
 static void part_bf16(const struct cpu_part *p, char *memory)
 {
-#if HAS_TILES
-    amx_begin();
-#endif
     part(p, memory, 1);
-#if HAS_TILES
-    amx_end();
-#endif
 }
 #else
 #define part_bf16 NULL
